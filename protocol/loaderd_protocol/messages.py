@@ -1,0 +1,322 @@
+"""Every message between a trainer and the daemon: its fields, its code, who sends it and where.
+
+``PROTOCOL.md`` tells the same in prose; a test holds the two together. Codes and the meaning and
+order of fields never change within a protocol version; a new field is appended with a default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from loaderd_protocol.errors import Failure
+
+PROTOCOL_VERSION = 1
+#: ``Release.slot`` for a batch that came without a slot (BatchFailed, BatchEmpty).
+NO_SLOT = 0xFFFF_FFFF
+
+
+class Sender(Enum):
+    """Who may send a message."""
+
+    TRAINER = "trainer"
+    DAEMON = "daemon"
+
+
+class Channel(Enum):
+    """The attach socket (SOCK_SEQPACKET, one message a packet) or ZeroMQ (one frame a message)."""
+
+    LEASE = "lease"
+    ZEROMQ = "zeromq"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSample:
+    """A sample that ``on_error: skip | substitute`` left out of a batch.
+
+    ``position`` counts in the epoch's order of this sequence; ``index`` is the dataset's.
+    """
+
+    position: int
+    index: int
+    text: str
+
+
+# --- on the lease ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """First message of a trainer: asks for a lease."""
+
+    version: int
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The lease is granted. ``token`` (16 bytes) must open the ZeroMQ conversation."""
+
+    version: int
+    lease: int
+    token: bytes
+    endpoint: str
+    daemon_pid: int
+    streams: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """No lease; the daemon closes the connection after it. ``code`` is an ErrorCode."""
+
+    code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaAdded:
+    """An arena this trainer may see announced; its read-only descriptor rides on the packet."""
+
+    arena: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Is the daemon's loop alive?"""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The loop is alive."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A trainer gives back one announced batch, and with it one credit.
+
+    ``slot`` and ``generation`` are the announcement's. For BatchFailed and BatchEmpty, which carry
+    no slot, ``slot`` is NO_SLOT and ``generation`` is the batch's index.
+    Fixed size on the wire (see codec), so that a finalizer can send it without allocating.
+    """
+
+    sub: int
+    slot: int
+    generation: int
+
+
+# --- over ZeroMQ, from a trainer ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Binds this ZeroMQ identity to the lease that ``token`` was given to. Sent once, first."""
+
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Asks for a cursor ``sub`` (chosen by the trainer, unique in its lease) in a sequence.
+
+    ``epoch``: the one whose order is to be made ready, and whose length is answered.
+    ``prefetch``: batches the trainer wants made ahead of the one it works on; it is granted
+    credits for these and for two views.
+    """
+
+    sub: int
+    stream: str
+    rank: int
+    world_size: int
+    prefetch: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Puts the cursor at ``batch`` of ``epoch`` and lets announcements flow.
+
+    ``iteration`` grows with every Start of a ``sub``; announcements repeat it, so that those of an
+    abandoned iteration are known and given back.
+    """
+
+    sub: int
+    iteration: int
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """Ends a cursor. What is still announced must be released by the trainer as usual."""
+
+    sub: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    """Asks what the daemon is doing (``loaderd status``)."""
+
+    request: int
+
+
+# --- over ZeroMQ, from the daemon -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Hello was right; the ZeroMQ conversation is open."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """The cursor exists. ``batches`` is the length of the epoch that Subscribe named.
+
+    ``batch_size`` is 0 where a batch sampler decides. ``samples`` is ``len(dataset)``.
+    """
+
+    sub: int
+    mode: str
+    samples: int
+    batches: int
+    batch_size: int
+    drop_last: bool
+    credits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Subscribe (or the whole subscription, later) is refused; ``code`` is an ErrorCode."""
+
+    sub: int
+    code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The credits of ``sub`` are now ``credits``: at most so many announced and not released."""
+
+    sub: int
+    credits: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStarted:
+    """The order of ``epoch`` is ready; it has ``batches`` batches for this cursor."""
+
+    sub: int
+    iteration: int
+    epoch: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """A batch is in a slot and stays there until the trainer's Release (or its death).
+
+    The slot is ``size_bytes`` from ``offset`` of ``arena``. ``layout`` is opaque to the daemon
+    (see layout.py); tensors' offsets in it count from ``offset``. The tail (values that are no
+    tensors) is ``tail_bytes`` from ``offset + tail_offset``.
+    """
+
+    sub: int
+    iteration: int
+    epoch: int
+    batch: int
+    arena: int
+    slot: int
+    generation: int
+    offset: int
+    size_bytes: int
+    rows: int
+    layout: bytes
+    tail_offset: int
+    tail_bytes: int
+    failed: tuple[FailedSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailed:
+    """This batch could not be made; it takes a credit until released with NO_SLOT."""
+
+    sub: int
+    iteration: int
+    epoch: int
+    batch: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEmpty:
+    """Every sample of this batch was skipped; it takes a credit until released with NO_SLOT."""
+
+    sub: int
+    iteration: int
+    epoch: int
+    batch: int
+    failed: tuple[FailedSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribed:
+    """The last message of ``sub``; the trainer may use the number again."""
+
+    sub: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Answer to AskStatus: a JSON document, for people and scripts (see docs/operations.md)."""
+
+    request: int
+    document: str
+
+
+Message = (
+    Attach | Welcome | Rejected | ArenaAdded | Ping | Pong | Release | Hello | Subscribe | Start
+    | Unsubscribe | AskStatus | Ready | Subscribed | Refused | Granted | EpochStarted | Announce
+    | BatchFailed | BatchEmpty | Unsubscribed | Status
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the protocol: a message's code, who may send it, and on which channel."""
+
+    code: int
+    message: type[Message]
+    sender: Sender
+    channel: Channel
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(1, Attach, Sender.TRAINER, Channel.LEASE),
+    Rule(2, Welcome, Sender.DAEMON, Channel.LEASE),
+    Rule(3, Rejected, Sender.DAEMON, Channel.LEASE),
+    Rule(4, ArenaAdded, Sender.DAEMON, Channel.LEASE),
+    Rule(5, Ping, Sender.TRAINER, Channel.LEASE),
+    Rule(6, Pong, Sender.DAEMON, Channel.LEASE),
+    Rule(7, Release, Sender.TRAINER, Channel.LEASE),
+    Rule(16, Hello, Sender.TRAINER, Channel.ZEROMQ),
+    Rule(17, Subscribe, Sender.TRAINER, Channel.ZEROMQ),
+    Rule(18, Start, Sender.TRAINER, Channel.ZEROMQ),
+    Rule(19, Unsubscribe, Sender.TRAINER, Channel.ZEROMQ),
+    Rule(20, AskStatus, Sender.TRAINER, Channel.ZEROMQ),
+    Rule(32, Ready, Sender.DAEMON, Channel.ZEROMQ),
+    Rule(33, Subscribed, Sender.DAEMON, Channel.ZEROMQ),
+    Rule(34, Refused, Sender.DAEMON, Channel.ZEROMQ),
+    Rule(35, Granted, Sender.DAEMON, Channel.ZEROMQ),
+    Rule(36, EpochStarted, Sender.DAEMON, Channel.ZEROMQ),
+    Rule(37, Announce, Sender.DAEMON, Channel.ZEROMQ),
+    Rule(38, BatchFailed, Sender.DAEMON, Channel.ZEROMQ),
+    Rule(39, BatchEmpty, Sender.DAEMON, Channel.ZEROMQ),
+    Rule(40, Unsubscribed, Sender.DAEMON, Channel.ZEROMQ),
+    Rule(41, Status, Sender.DAEMON, Channel.ZEROMQ),
+)

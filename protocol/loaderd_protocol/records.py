@@ -1,0 +1,100 @@
+"""Frozen dataclasses as msgpack arrays, checked field by field on the way in.
+
+A record is ``[field, field, ...]`` in the order of its definition. Fields may be int (64 bits), float,
+bool, str, bytes, an IntEnum, another record, or a tuple of one of these. Fields that the sender did not
+know yet take their default; fields that this side does not know yet are ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from enum import IntEnum
+from functools import cache
+from typing import Any, TypeVar
+
+from loaderd_protocol.errors import ProtocolError
+
+R = TypeVar("R")
+Reader = Callable[[object], Any]
+
+
+def to_array(record: object) -> list[object]:
+    """The fields of a record (and of the records in it) as a list for msgpack."""
+    return [_plain(getattr(record, name)) for name in _names(type(record))]
+
+
+def from_array(record_type: type[R], array: object) -> R:
+    """The record that ``to_array`` made a list of.
+
+    Raises: ProtocolError naming the field, the type expected and the value found.
+    """
+    readers, required = _readers(record_type)
+    if not isinstance(array, (list, tuple)) or len(array) < required:
+        raise ProtocolError(
+            f"{record_type.__name__} needs at least {required} fields, got {_short(array)}"
+        )
+    values = []
+    for (name, read), value in zip(readers, array, strict=False):
+        try:
+            values.append(read(value))
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"{record_type.__name__}.{name}: {error}") from None
+    return record_type(*values)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return to_array(value)
+    return value
+
+
+@cache
+def _names(record_type: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(record_type))
+
+
+@cache
+def _readers(record_type: type) -> tuple[list[tuple[str, Reader]], int]:
+    hints = typing.get_type_hints(record_type)
+    fields = dataclasses.fields(record_type)
+    required = sum(
+        field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        for field in fields
+    )
+    return [(field.name, _reader(hints[field.name])) for field in fields], required
+
+
+def _reader(hint: Any) -> Reader:
+    if typing.get_origin(hint) is tuple:
+        return _tuple_reader(_reader(typing.get_args(hint)[0]))
+    if dataclasses.is_dataclass(hint):
+        return lambda value: from_array(typing.cast(type, hint), value)
+    if issubclass(hint, IntEnum):
+        return lambda value: hint(_exact(int, value))
+    if hint is float:
+        return lambda value: float(_exact(float, value) if type(value) is not int else value)
+    return lambda value: _exact(hint, value)
+
+
+def _tuple_reader(read: Reader) -> Reader:
+    def read_all(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"expected an array, got {_short(value)}")
+        return tuple(read(item) for item in value)
+
+    return read_all
+
+
+def _exact(expected: type, value: object) -> Any:
+    if type(value) is not expected:
+        raise TypeError(f"expected {expected.__name__}, got {_short(value)}")
+    return value
+
+
+def _short(value: object) -> str:
+    text = f"{type(value).__name__} {value!r}"
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,1 @@
+"""The loaderd daemon: it owns dataset workers, slots and cursors, and serves trainers."""

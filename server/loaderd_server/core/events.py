@@ -1,0 +1,118 @@
+"""Everything that can happen to the core. The shell makes these; the simulation makes them too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loaderd_protocol.errors import Failure
+from loaderd_protocol.messages import Release, Start, Subscribe, Unsubscribe
+
+from loaderd_server.core.tasks import Result
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseBegan:
+    """A trainer attached and said Hello: its messages can be answered from now on."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """The trainer is gone (its process or its socket ended): everything it held is free."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSaid:
+    """A trainer's message, already decoded. The core trusts its types, never its contents."""
+
+    lease: int
+    message: Subscribe | Start | Unsubscribe | Release
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetReady:
+    """A zygote has built its dataset; workers can be forked from it.
+
+    ``length`` is None for a dataset without ``__len__``.
+    """
+
+    dataset: str
+    length: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFailed:
+    """A zygote could not build its dataset: its streams cannot be served."""
+
+    dataset: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLost:
+    """A zygote died and with it, without further news, every worker of its dataset.
+
+    The shell starts it again by itself and says DatasetReady or DatasetFailed when it is known.
+    """
+
+    dataset: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """The worker asked for by StartWorker is there and can be given tasks."""
+
+    worker: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """A worker is gone: as asked, or by itself.
+
+    ``how`` is a phrase such as "was killed by signal 9 (SIGKILL)" or "exited with code 3".
+    ``row`` is the row of its task in progress that it had begun last, or None.
+    """
+
+    worker: int
+    how: str
+    row: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswered:
+    """A worker finished a task. ``rss_growth_bytes``: its anonymous memory since its fork."""
+
+    worker: int
+    result: Result
+    rss_growth_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaReady:
+    """The arena asked for by MakeArena exists and workers and trainers were told of it."""
+
+    arena: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaRefused:
+    """There is no memory for the arena; ``text`` says needed, available and which setting."""
+
+    arena: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A deadline that the core asked for by WakeAt has passed."""
+
+
+Event = (
+    LeaseBegan | LeaseEnded | TrainerSaid | DatasetReady | DatasetFailed | DatasetLost
+    | WorkerStarted | WorkerEnded | WorkerAnswered | ArenaReady | ArenaRefused | TimerFired
+)  # fmt: skip

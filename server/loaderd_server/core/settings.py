@@ -1,0 +1,73 @@
+"""What the core must know of the configuration, as plain frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Mode(Enum):
+    """How trainers share a stream."""
+
+    BROADCAST = "broadcast"
+    SHARD = "shard"
+
+
+class ErrorPolicy(Enum):
+    """What becomes of a sample that fails."""
+
+    RAISE = "raise"
+    SKIP = "skip"
+    SUBSTITUTE = "substitute"
+
+
+@dataclass(frozen=True, slots=True)
+class OnError:
+    """The policy and its caps, counted per sequence and epoch.
+
+    More than ``max_count`` failed samples, or a share above ``max_rate`` (0 to 1) of the samples
+    made so far, looked at from the 100th sample on, turns the batch at hand into TooManyFailures.
+    """
+
+    policy: ErrorPolicy = ErrorPolicy.RAISE
+    max_count: int | None = None
+    max_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """One stream. ``slot_bytes`` and ``slots`` are None for auto."""
+
+    name: str
+    dataset: str
+    mode: Mode
+    seed: int
+    #: Rows of a batch; None where a batch sampler cuts the order.
+    batch_size: int | None
+    drop_last: bool
+    on_error: OnError = OnError()
+    slot_bytes: int | None = None
+    slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Bounds on workers. ``timeout_s`` and ``idle_s`` are None for never."""
+
+    count: int
+    timeout_s: float | None = 60.0
+    idle_s: float | None = 300.0
+    #: Growth of a worker's anonymous memory since its fork, above which it is replaced.
+    max_rss_bytes: int | None = None
+    #: Tasks a worker may have in hand: one in progress and the rest waiting in its socket.
+    depth: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """Everything the core is built from."""
+
+    workers: WorkerSettings
+    streams: tuple[StreamSettings, ...]
+    #: For texts of errors and for sizing slots; the shell decides whether an arena may be made.
+    memory_bytes: int

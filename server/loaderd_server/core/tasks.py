@@ -1,0 +1,164 @@
+"""What a worker can be asked to do, and what it answers; ``workers.frames`` puts them on a socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from loaderd_protocol.errors import Failure
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in which arena a batch is to be written, and how much room there is."""
+
+    arena: int
+    offset: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAddress:
+    """The coordinates a batch is a pure function of, but for the stream's own settings."""
+
+    stream: str
+    seed: int
+    epoch: int
+    batch: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTask:
+    """Make the order of an epoch, before it is cut into ranks."""
+
+    task: int
+    dataset: str
+    stream: str
+    seed: int
+    epoch: int
+    #: DistributedSampler's padding or dropping depends on it; 1 in broadcast.
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureTask:
+    """Make a batch on the heap to learn how large it is. Samples that fail are passed over."""
+
+    task: int
+    dataset: str
+    address: BatchAddress
+    indices: Indices
+    occurrences: Indices | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTask:
+    """Make a batch of these samples, in this order, in this place.
+
+    ``occurrences`` (None: all 0) tells apart the draws of one index in one epoch's order.
+    """
+
+    task: int
+    dataset: str
+    address: BatchAddress
+    indices: Indices
+    occurrences: Indices | None
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTask:
+    """Load and transform these samples and throw them away: the search for one that kills."""
+
+    task: int
+    dataset: str
+    address: BatchAddress
+    indices: Indices
+    occurrences: Indices | None
+
+
+Task = OrderTask | MeasureTask | BatchTask | ProbeTask
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """A row of the task (or -1: the batch as a whole, such as its collate) that failed."""
+
+    row: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class OrderDone:
+    """The order: dataset indices, in the order in which they are drawn.
+
+    ``occurrences[i]`` counts how often ``indices[i]`` was drawn before in this order (None: never).
+    ``cuts`` (None: cut by batch_size) are the m + 1 bounds of m batches, from 0 to len(indices).
+    """
+
+    task: int
+    indices: Indices
+    occurrences: Indices | None
+    cuts: Indices | None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureDone:
+    """The slot that the batch would need, in bytes; 0 where no sample could be loaded."""
+
+    task: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """The batch is in its place. ``rows`` is 0 where every sample failed; nothing is written then.
+
+    ``skipped``: rows of the task left out (only for streams with ``on_error: skip``).
+    ``load_s``, ``transform_s``, ``collate_s``: where the time went.
+    """
+
+    task: int
+    rows: int
+    size_bytes: int
+    layout: bytes
+    tail_offset: int
+    tail_bytes: int
+    skipped: tuple[RowFailure, ...] = ()
+    load_s: float = 0.0
+    transform_s: float = 0.0
+    collate_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTooLarge:
+    """The batch needs a slot of ``needed_bytes``; nothing is written, the task must be given again."""
+
+    task: int
+    needed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeDone:
+    """Every sample of the probe was loaded and transformed, or raised an exception; none killed."""
+
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """Exceptions ended the task; the worker is well.
+
+    ``on_error: raise`` names the first row that failed, ``substitute`` every one.
+    """
+
+    task: int
+    failures: tuple[RowFailure, ...]
+
+
+Result = OrderDone | MeasureDone | BatchDone | BatchTooLarge | ProbeDone | TaskFailed
