@@ -1,0 +1,70 @@
+"""Every test is checked for what it leaves behind: processes, threads, descriptors, shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+SETTLE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What this process holds at one moment."""
+
+    children: frozenset[int]
+    threads: frozenset[str]
+    descriptors: frozenset[str]
+    shared_memory: frozenset[str]
+
+
+def _descriptors() -> frozenset[str]:
+    links = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if target.startswith(("socket:", "/memfd:", "pipe:", "anon_inode:[pidfd]")):
+            links.add(f"{number} -> {target}")
+    return frozenset(links)
+
+
+def _belongings() -> Belongings:
+    return Belongings(
+        frozenset(child.pid for child in psutil.Process().children(recursive=True)),
+        frozenset(t.name for t in threading.enumerate() if not t.daemon),
+        _descriptors(),
+        frozenset(os.listdir("/dev/shm")),
+    )
+
+
+def _left_over(before: Belongings, after: Belongings) -> str:
+    left = []
+    for name in Belongings.__dataclass_fields__:
+        new = getattr(after, name) - getattr(before, name)
+        if new:
+            left.append(f"{name}: {sorted(map(str, new))}")
+    return "; ".join(left)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    before = _belongings()
+    yield
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        gc.collect()
+        left = _left_over(before, _belongings())
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind after {SETTLE_S:g} s: {left}")
+        threading.Event().wait(0.02)
