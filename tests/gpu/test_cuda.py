@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import loaderd
 import pytest
 import torch
-
 from tests.support.serving import serving
+
+import loaderd
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -22,6 +22,9 @@ streams:
 
 
 def test_a_view_reaches_the_device_with_its_values(tmp_path: Path) -> None:
-    with serving(CONFIG, tmp_path) as daemon, loaderd.connect("train", address=daemon.run_dir) as loader:
+    with (
+        serving(CONFIG, tmp_path) as daemon,
+        loaderd.connect("train", address=daemon.run_dir) as loader,
+    ):
         for batch in loader:
             assert torch.equal(batch.to("cuda").cpu(), batch)

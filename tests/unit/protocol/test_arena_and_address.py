@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from loaderd_protocol import arena
 from loaderd_protocol.address import Address, default_run_dir, resolve
 from loaderd_protocol.errors import AddressError

@@ -6,6 +6,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from loaderd_protocol.codec import decode, encode
 from loaderd_protocol.errors import ErrorCode, Failure, ProtocolError
 from loaderd_protocol.messages import (
@@ -108,7 +109,9 @@ def test_garbage_is_a_message_or_a_protocol_error(
     assert rule_of(message).sender is sender
 
 
-scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.text(), st.binary())
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.text(), st.binary()
+)
 
 
 @given(

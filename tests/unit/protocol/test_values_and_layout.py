@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from loaderd_protocol.errors import EncodingError, ProtocolError
 from loaderd_protocol.layout import (
     Entries,
@@ -58,7 +59,7 @@ def test_values_come_out_as_they_went_in(value: object) -> None:
     "value",
     [
         (1, [2, (3,)]),
-        {1: "int key", (1, 2): "tuple key", b"b": None, True: 1},
+        {1: "int key", (1, 2): "tuple key", b"b": None},
         2**64,
         -(2**63) - 1,
         10**40,
@@ -82,7 +83,9 @@ class Celsius(float):
     """A subclass that must not silently become its parent."""
 
 
-@pytest.mark.parametrize("value", [object(), Celsius(3), bytearray(b"x"), [lambda: 0], {1: object()}])
+@pytest.mark.parametrize(
+    "value", [object(), Celsius(3), bytearray(b"x"), [lambda: 0], {1: object()}]
+)
 def test_what_cannot_be_carried_exactly_is_no_value(value: object) -> None:
     assert not is_value(value)
 
