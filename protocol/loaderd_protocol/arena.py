@@ -75,6 +75,4 @@ def map_shared(descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap
 
 def map_private(descriptor: int, size_bytes: int) -> mmap.mmap:
     """A copy-on-write view: a page that this process writes becomes its own."""
-    return mmap.mmap(
-        descriptor, size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
-    )
+    return mmap.mmap(descriptor, size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)

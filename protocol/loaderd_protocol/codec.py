@@ -41,8 +41,10 @@ def decode(frame: bytes, sender: Sender, channel: Channel) -> Message:
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError(f"frame of {len(frame)} bytes; the limit is {MAX_FRAME_BYTES}")
     try:
-        fields = msgpack.unpackb(frame, raw=False, strict_map_key=False, unicode_errors="surrogatepass")
-    except Exception as error:  # msgpack raises many kinds on garbage, RecursionError among them
+        fields = msgpack.unpackb(
+            frame, raw=False, strict_map_key=False, unicode_errors="surrogatepass"
+        )
+    except Exception as error:  # noqa: BLE001 - msgpack raises many kinds on garbage, RecursionError among them
         raise ProtocolError(f"frame of {len(frame)} bytes is not msgpack: {error}") from None
     if not isinstance(fields, list) or not fields or type(fields[0]) is not int:
         raise ProtocolError(f"frame of {len(frame)} bytes is not [code, field, ...]")

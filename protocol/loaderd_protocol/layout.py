@@ -123,9 +123,9 @@ def _from_plain(plain: list[object]) -> Node:
             return Items(name, tuple(_from_plain(child) for child in children))
         case ["e", str(name), list(keys), list(children)] if len(keys) == len(children):
             return Entries(name, tuple(keys), tuple(_from_plain(child) for child in children))
-        case ["f", str(name), bool(is_dataclass), list(names), list(children)] if len(
-            names
-        ) == len(children):
+        case ["f", str(name), bool(is_dataclass), list(names), list(children)] if len(names) == len(
+            children
+        ):
             fields = tuple(str(field) for field in names)
             return Fields(name, is_dataclass, fields, tuple(_from_plain(c) for c in children))
     raise ValueError(f"no such node: {str(plain)[:60]}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from enum import IntEnum
 from functools import cache
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ Reader = Callable[[object], Any]
 
 def to_array(record: object) -> list[object]:
     """The fields of a record (and of the records in it) as a list for msgpack."""
-    return [_plain(getattr(record, name)) for name in _names(type(record))]
+    return [_plain(getattr(record, name)) for name in _names(typing.cast(Hashable, type(record)))]
 
 
 def from_array(record_type: type[R], array: object) -> R:
@@ -30,7 +30,7 @@ def from_array(record_type: type[R], array: object) -> R:
 
     Raises: ProtocolError naming the field, the type expected and the value found.
     """
-    readers, required = _readers(record_type)
+    readers, required = _readers(typing.cast(Hashable, record_type))
     if not isinstance(array, (list, tuple)) or len(array) < required:
         raise ProtocolError(
             f"{record_type.__name__} needs at least {required} fields, got {_short(array)}"
@@ -53,14 +53,15 @@ def _plain(value: object) -> object:
 
 
 @cache
-def _names(record_type: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(record_type))
+def _names(record_type: Hashable) -> tuple[str, ...]:
+    fields = dataclasses.fields(typing.cast(type, record_type))
+    return tuple(field.name for field in fields)
 
 
 @cache
-def _readers(record_type: type) -> tuple[list[tuple[str, Reader]], int]:
+def _readers(record_type: Hashable) -> tuple[list[tuple[str, Reader]], int]:
     hints = typing.get_type_hints(record_type)
-    fields = dataclasses.fields(record_type)
+    fields = dataclasses.fields(typing.cast(type, record_type))
     required = sum(
         field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         for field in fields

@@ -66,7 +66,7 @@ def decode_value(data: bytes | memoryview) -> Any:
         return msgpack.unpackb(
             data, ext_hook=_from_ext, strict_map_key=False, unicode_errors="surrogatepass"
         )
-    except Exception as error:  # msgpack, struct and numpy raise many kinds on garbage
+    except Exception as error:  # noqa: BLE001 - msgpack, struct and numpy raise many kinds on garbage
         raise ProtocolError(f"{len(data)} bytes are not a value: {error}") from None
 
 
