@@ -15,7 +15,6 @@ from loaderd_protocol.messages import (
     Subscribed,
     Unsubscribed,
 )
-
 from loaderd_server.core.tasks import Task
 
 Outgoing = (

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from loaderd_protocol.errors import Failure
 from loaderd_protocol.messages import Release, Start, Subscribe, Unsubscribe
-
 from loaderd_server.core.tasks import Result
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from loaderd_protocol.errors import Failure
 
 Indices = npt.NDArray[np.int64]

@@ -1,0 +1,51 @@
+"""What the dispatcher needs to know of work: a job is done by one task after another until it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from loaderd_server.core.tasks import Result, Task
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoss:
+    """How the worker ended that was at a job."""
+
+    worker: int
+    pid: int
+    #: "was killed by signal 9 (SIGKILL)"
+    how: str
+    #: The row it had begun last, or None.
+    row: int | None
+    timed_out: bool
+    #: Its zygote died, and every worker with it: likely not this job's doing.
+    with_zygote: bool
+
+    @property
+    def where(self) -> str:
+        """As ``Failure.where`` has it."""
+        return f"worker {self.worker}, pid {self.pid}"
+
+
+class Job(Protocol):
+    """Work for a dataset's workers. One task of it is out at a time."""
+
+    dataset: str
+    #: ``Turn.tick`` by which it should be given out; the lowest goes first.
+    due: int
+    #: Give it to a worker with nothing in hand, and nothing more to that worker meanwhile: it may
+    #: end its worker.
+    alone: bool
+
+    def task(self, number: int) -> Task:
+        """The task to give now."""
+
+    def answered(self, result: Result) -> None:
+        """Its task is done; it may submit itself again."""
+
+    def worker_lost(self, loss: WorkerLoss) -> None:
+        """The worker ended while at its task; it may submit itself again."""
+
+    def abandoned(self, text: str) -> None:
+        """No worker will do it: the dataset's workers do not start, or the dataset is gone."""

@@ -1,0 +1,352 @@
+"""Making a batch: from the choice of its slot to its bytes, its failure, or its emptiness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from loaderd_protocol.errors import ErrorCode, Failure
+from loaderd_server.core.delivery import Delivery
+from loaderd_server.core.dispatcher import Dispatcher
+from loaderd_server.core.failures import (
+    culprit,
+    deadly_batch,
+    decide,
+    failed_in,
+    good_positions,
+    substituted_positions,
+)
+from loaderd_server.core.jobs import WorkerLoss
+from loaderd_server.core.poison import PoisonSearch
+from loaderd_server.core.sequences import Emptied, Epoch, Failed, Pending
+from loaderd_server.core.settings import ErrorPolicy
+from loaderd_server.core.slots import Slot
+from loaderd_server.core.streams import Phase, Stream
+from loaderd_server.core.tasks import (
+    BatchAddress,
+    BatchDone,
+    BatchTask,
+    BatchTooLarge,
+    Indices,
+    ProbeDone,
+    ProbeTask,
+    Result,
+    RowFailure,
+    TaskFailed,
+)
+from loaderd_server.core.turn import Turn
+
+#: Deaths of a worker on the same batch, after which the sample that does it is searched for.
+_DEATHS_BEFORE_SEARCH = 2
+#: How often a batch is sent again because its substitutes failed as well.
+_MOST_SUBSTITUTIONS = 64
+
+
+class BatchJob(Pending):
+    """One batch on its way. It owns its slot, which is FILLING, from the choice to the end."""
+
+    __slots__ = (
+        "alone", "batch", "dataset", "deaths", "due", "epoch", "is_last_try", "maker",
+        "needed_bytes", "positions", "search", "slot", "stream", "substitutions", "zygote_losses",
+    )  # fmt: skip
+
+    def __init__(self, maker: Maker, stream: Stream, epoch: Epoch, batch: int) -> None:
+        self.maker = maker
+        self.stream = stream
+        self.dataset = stream.settings.dataset
+        self.epoch = epoch
+        self.batch = batch
+        self.slot: Slot | None = None
+        self.due = 0
+        self.alone = False
+        #: Positions of the rows, as sent.
+        self.positions: Indices | range = range(0)
+        self.needed_bytes = 0
+        self.deaths = 0
+        self.zygote_losses = 0
+        self.search: PoisonSearch | None = None
+        self.is_last_try = False
+        self.substitutions = 0
+
+    def __str__(self) -> str:
+        what = "search for the sample that ends workers in" if self.search is not None else "make"
+        return f"{what} batch {self.batch} of epoch {self.epoch.number} of {self.stream.name}"
+
+    def task(self, number: int) -> BatchTask | ProbeTask:
+        """The batch itself, or rows of it while the sample that ends workers is searched for."""
+        sequence = self.epoch.sequence
+        address = BatchAddress(
+            self.stream.name,
+            self.stream.settings.seed,
+            self.epoch.number,
+            self.batch,
+            sequence.rank,
+            sequence.world_size,
+        )
+        if self.search is not None and (rows := self.search.trying) is not None:
+            positions = self.positions[rows.start : rows.stop]
+            return ProbeTask(number, self.dataset, address, *self.epoch.view.samples(positions))
+        assert self.slot is not None
+        samples = self.epoch.view.samples(self.positions)
+        return BatchTask(number, self.dataset, address, *samples, self.slot.place)
+
+    def answered(self, result: Result) -> None:
+        """See Job."""
+        if self.stream.phase is Phase.CLOSED:
+            self.maker.drop(self)
+        elif self.search is not None:
+            self.maker.probed(self, result)
+        elif isinstance(result, BatchDone):
+            self.maker.done(self, result)
+        elif isinstance(result, BatchTooLarge):
+            self.maker.too_large(self, result.needed_bytes)
+        elif isinstance(result, TaskFailed):
+            self.maker.rows_failed(self, result.failures)
+        else:
+            self.maker.fail(self, _unexpected(result))
+
+    def worker_lost(self, loss: WorkerLoss) -> None:
+        """See Job."""
+        if self.stream.phase is Phase.CLOSED:
+            self.maker.drop(self)
+        else:
+            self.maker.worker_lost(self, loss)
+
+    def abandoned(self, text: str) -> None:
+        """See Job."""
+        if self.stream.phase is Phase.CLOSED:
+            self.maker.drop(self)
+        else:
+            self.maker.fail(self, Failure(ErrorCode.WORKER_DIED, -1, "", text))
+
+
+class Maker:
+    """Carries batches through; the only one that fills slots."""
+
+    def __init__(self, turn: Turn, dispatcher: Dispatcher, delivery: Delivery) -> None:
+        self._turn = turn
+        self._dispatcher = dispatcher
+        self._delivery = delivery
+        #: Finds a larger slot for a job that has none; set when the core is wired.
+        self.seek_large_slot: Callable[[BatchJob], None]
+
+    def begin(self, stream: Stream, epoch: Epoch, batch: int, slot: Slot) -> BatchJob:
+        """A batch that has no entry starts to be made in this free slot; its job is to be given out."""
+        job = BatchJob(self, stream, epoch, batch)
+        epoch.entries[batch] = job
+        self._choose_positions(job)
+        self.take_slot(job, slot)
+        return job
+
+    def take_slot(self, job: BatchJob, slot: Slot) -> None:
+        """The job fills this slot, which is free."""
+        job.stream.pool.fill(slot, job.epoch, job.batch)
+        job.slot = slot
+
+    def submit(self, job: BatchJob) -> None:
+        """Gives the job to the dispatcher once more, ahead of batches that wait."""
+        job.due = self._turn.tick
+        self._dispatcher.submit(job)
+
+    # --- results ----------------------------------------------------------------------------
+
+    def done(self, job: BatchJob, result: BatchDone) -> None:
+        """The worker wrote the batch."""
+        failed = self._failed_positions(job, result.skipped)
+        if job.stream.settings.on_error.policy is ErrorPolicy.RAISE and result.skipped:
+            self.fail(job, result.skipped[0].failure)
+            return
+        verdict = decide(job.epoch, job.batch, failed) if failed else None
+        if verdict is not None:
+            self.fail(job, verdict)
+        elif self._is_outdated(job, {position for position, _ in failed}):
+            self._send_again(job)
+        else:
+            self._ready(job, result)
+
+    def _is_outdated(self, job: BatchJob, reported: set[int]) -> bool:
+        """Whether a row was decided as failed, by another batch that had it as its substitute."""
+        failed = job.epoch.failed
+        if not failed:
+            return False
+        return any(int(p) in failed and int(p) not in reported for p in job.positions)
+
+    def _ready(self, job: BatchJob, result: BatchDone) -> None:
+        stream, epoch, slot = job.stream, job.epoch, job.slot
+        assert slot is not None
+        self._count(job, result)
+        stream.overflow.saw(result.size_bytes)
+        failed = failed_in(epoch, job.batch)
+        if not epoch.decided[job.batch]:
+            epoch.decided[job.batch] = 1
+            epoch.samples_made += len(epoch.view.positions(job.batch))
+        if result.rows == 0:
+            stream.pool.free(slot)
+            epoch.settle(job.batch, Emptied(failed))
+        else:
+            stream.pool.filled(slot, result, failed)
+            epoch.settle(job.batch, slot)
+        self._delivery.settled(epoch, job.batch)
+
+    def _count(self, job: BatchJob, result: BatchDone) -> None:
+        counts = job.stream.counts
+        counts.made += 1
+        counts.remade += job.epoch.decided[job.batch]
+        counts.samples_loaded += result.rows
+        counts.samples_skipped += len(result.skipped)
+        counts.load_s += result.load_s
+        counts.transform_s += result.transform_s
+        counts.collate_s += result.collate_s
+
+    def rows_failed(self, job: BatchJob, failures: tuple[RowFailure, ...]) -> None:
+        """Exceptions ended the task."""
+        whole = [f.failure for f in failures if not 0 <= f.row < len(job.positions)]
+        if whole or not failures:
+            self.fail(job, whole[0] if whole else _unexpected(TaskFailed(0, ())))
+        elif job.stream.settings.on_error.policy is ErrorPolicy.RAISE:
+            self.fail(job, failures[0].failure)
+        else:
+            self._without(job, self._failed_positions(job, failures))
+
+    def too_large(self, job: BatchJob, needed_bytes: int) -> None:
+        """The slot is too small."""
+        assert job.slot is not None
+        job.needed_bytes = max(needed_bytes, job.slot.place.capacity_bytes + 1)
+        self._give_slot_back(job)
+        job.stream.overflow.saw(job.needed_bytes)
+        self.seek_large_slot(job)
+
+    @staticmethod
+    def _failed_positions(
+        job: BatchJob, failures: tuple[RowFailure, ...]
+    ) -> list[tuple[int, Failure]]:
+        rows = len(job.positions)
+        return [(int(job.positions[f.row]), f.failure) for f in failures if 0 <= f.row < rows]
+
+    def _without(self, job: BatchJob, failed: list[tuple[int, Failure]]) -> None:
+        verdict = decide(job.epoch, job.batch, failed)
+        if verdict is not None:
+            self.fail(job, verdict)
+        else:
+            self._send_again(job)
+
+    def _send_again(self, job: BatchJob) -> None:
+        """With other rows, as samples were decided as failed; or it is over with the batch."""
+        job.substitutions += 1
+        job.deaths = 0
+        job.alone = False
+        self._choose_positions(job)
+        if len(job.positions) == 0:
+            self._nothing_left(job)
+        elif job.substitutions > _MOST_SUBSTITUTIONS:
+            text = (
+                f"batch {job.batch} was sent {_MOST_SUBSTITUTIONS} times and samples still failed"
+            )
+            self.fail(job, _no_substitute(job, text))
+        else:
+            self.submit(job)
+
+    def _nothing_left(self, job: BatchJob) -> None:
+        if job.stream.settings.on_error.policy is ErrorPolicy.SUBSTITUTE:
+            self.fail(job, _no_substitute(job, "every sample of the epoch failed"))
+        else:
+            self._ready(job, BatchDone(0, 0, 0, b"", 0, 0))
+
+    @staticmethod
+    def _choose_positions(job: BatchJob) -> None:
+        if job.stream.settings.on_error.policy is ErrorPolicy.SUBSTITUTE:
+            job.positions = substituted_positions(job.epoch, job.batch)
+        else:
+            job.positions = good_positions(job.epoch, job.batch)
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def fail(self, job: BatchJob, failure: Failure) -> None:
+        """The batch cannot be made."""
+        self._give_slot_back(job)
+        job.stream.counts.failed += 1
+        job.epoch.settle(job.batch, Failed(failure))
+        self._delivery.settled(job.epoch, job.batch)
+
+    def fail_once(self, epoch: Epoch, batch: int, text: str) -> None:
+        """Who waits for this batch is told; who comes later has it tried again."""
+        epoch.settle(batch, Failed(Failure(ErrorCode.WORKER_DIED, -1, "", text)))
+        epoch.sequence.stream.counts.failed += 1
+        self._delivery.settled(epoch, batch)
+        epoch.forget(batch)
+
+    def drop(self, job: BatchJob) -> None:
+        """Nobody wants it any more."""
+        self._give_slot_back(job)
+        job.epoch.forget(job.batch)
+
+    def _give_slot_back(self, job: BatchJob) -> None:
+        if job.slot is not None:
+            job.stream.pool.free(job.slot)
+            job.slot = None
+
+    # --- workers that end -------------------------------------------------------------------
+
+    def worker_lost(self, job: BatchJob, loss: WorkerLoss) -> None:
+        """Its worker ended: once is an accident, twice is a reason to search."""
+        if loss.with_zygote:
+            job.zygote_losses += 1
+            if job.zygote_losses == 1:
+                self.submit(job)
+                return
+        job.deaths += 1
+        job.alone = True
+        if job.search is not None:
+            job.search.died()
+            self._search_on(job, loss)
+        elif job.is_last_try:
+            self.fail(job, deadly_batch(job.batch, job.deaths, loss))
+        elif job.deaths < _DEATHS_BEFORE_SEARCH:
+            self.submit(job)
+        elif loss.timed_out and loss.row is not None and 0 <= loss.row < len(job.positions):
+            self._found(job, loss.row, loss)
+        else:
+            job.search = PoisonSearch(len(job.positions), loss.row)
+            self.submit(job)
+
+    def probed(self, job: BatchJob, result: Result) -> None:
+        """The rows of a probe did their worker no harm (that they may raise is no matter here)."""
+        assert job.search is not None
+        if not isinstance(result, (ProbeDone, TaskFailed)):
+            self.fail(job, _unexpected(result))
+            return
+        job.search.survived()
+        if job.search.trying is not None:
+            self.submit(job)
+            return
+        job.search = None
+        job.is_last_try = True
+        self.submit(job)
+
+    def _search_on(self, job: BatchJob, loss: WorkerLoss) -> None:
+        assert job.search is not None
+        if job.search.culprit is None:
+            self.submit(job)
+            return
+        row, job.search = job.search.culprit, None
+        self._found(job, row, loss)
+
+    def _found(self, job: BatchJob, row: int, loss: WorkerLoss) -> None:
+        position = int(job.positions[row])
+        index = int(job.epoch.view.indices[position])
+        failure = culprit(job.stream.name, index, job.deaths, loss)
+        if job.stream.settings.on_error.policy is ErrorPolicy.RAISE:
+            self.fail(job, failure)
+        else:
+            self._without(job, [(position, failure)])
+
+
+def _unexpected(result: Result) -> Failure:
+    text = f"the worker answered with {type(result).__name__}, which is no answer to its task"
+    return Failure(ErrorCode.SAMPLE, -1, "", text)
+
+
+def _no_substitute(job: BatchJob, text: str) -> Failure:
+    advice = f"see streams.{job.stream.name}.on_error"
+    return Failure(
+        ErrorCode.TOO_MANY_FAILURES, -1, "", f"{text} in epoch {job.epoch.number}; {advice}"
+    )

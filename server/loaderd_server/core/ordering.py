@@ -1,0 +1,128 @@
+"""Orders are asked for, made by workers, and dropped when no cursor is near."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from loaderd_protocol.errors import ErrorCode, Failure
+from loaderd_server.core.dispatcher import Dispatcher
+from loaderd_server.core.jobs import WorkerLoss
+from loaderd_server.core.orders import Order, fault_of
+from loaderd_server.core.streams import Stream
+from loaderd_server.core.tasks import OrderDone, OrderTask, Result, TaskFailed
+from loaderd_server.core.turn import Turn
+
+_MOST_DEATHS = 3
+#: How long an order for later may wait for batches that are due, in ticks.
+_NO_HURRY_TICKS = 64
+
+#: Called with the stream, the epoch, the world size and why it failed (None: it is there).
+OrderListener = Callable[[Stream, int, int, Failure | None], None]
+
+
+class OrderJob:
+    """The order of one epoch on its way."""
+
+    def __init__(self, desk: OrderDesk, stream: Stream, epoch: int, world_size: int) -> None:
+        self.desk = desk
+        self.stream = stream
+        self.epoch = epoch
+        self.world_size = world_size
+        self.dataset = stream.settings.dataset
+        self.due = 0
+        self.alone = False
+        self.deaths = 0
+
+    def __str__(self) -> str:
+        return f"order epoch {self.epoch} of {self.stream.name}"
+
+    def task(self, number: int) -> OrderTask:
+        """See Job."""
+        settings = self.stream.settings
+        return OrderTask(
+            number, self.dataset, self.stream.name, settings.seed, self.epoch, self.world_size
+        )
+
+    def answered(self, result: Result) -> None:
+        """See Job."""
+        if isinstance(result, OrderDone):
+            self.desk.made(self, Order(result.indices, result.occurrences, result.cuts))
+        elif isinstance(result, TaskFailed) and result.failures:
+            self.desk.failed(self, result.failures[0].failure)
+        else:
+            self.desk.failed(self, _failure(f"a worker answered with {type(result).__name__}"))
+
+    def worker_lost(self, loss: WorkerLoss) -> None:
+        """See Job."""
+        self.deaths += 1
+        self.alone = True
+        if self.deaths < _MOST_DEATHS:
+            self.desk.submit(self)
+            return
+        text = f"it ended its worker {self.deaths} times ({loss.where}, {loss.how})"
+        self.desk.failed(self, _failure(text, loss.where))
+
+    def abandoned(self, text: str) -> None:
+        """See Job."""
+        self.desk.failed(self, _failure(text))
+
+
+class OrderDesk:
+    """Keeps each stream's OrderBook."""
+
+    def __init__(self, turn: Turn, dispatcher: Dispatcher) -> None:
+        self._turn = turn
+        self._dispatcher = dispatcher
+        #: Who is told; set when the core is wired.
+        self.listener: OrderListener
+
+    def ask(self, stream: Stream, epoch: int, world_size: int, *, hurry: bool) -> None:
+        """Has an order made, unless it is there or on its way."""
+        key = (epoch, world_size)
+        if key in stream.orders.ready or key in stream.orders.asked:
+            return
+        stream.orders.asked.add(key)
+        job = OrderJob(self, stream, epoch, world_size)
+        job.due = self._turn.tick + (0 if hurry else _NO_HURRY_TICKS)
+        self._dispatcher.submit(job)
+
+    def submit(self, job: OrderJob) -> None:
+        """Once more."""
+        job.due = self._turn.tick
+        self._dispatcher.submit(job)
+
+    def made(self, job: OrderJob, order: Order) -> None:
+        """An order came; it is looked at before anyone reads it."""
+        fault = fault_of(order, job.stream.cutting)
+        if fault is not None:
+            self.failed(job, _failure(fault))
+            return
+        job.stream.orders.ready[(job.epoch, job.world_size)] = order
+        self._over(job, None)
+
+    def failed(self, job: OrderJob, failure: Failure) -> None:
+        """There is no such order; who asks again has it tried again."""
+        text = (
+            f"the order of epoch {job.epoch} of stream {job.stream.name!r} could not be made: "
+            f"{failure.class_name + ': ' if failure.class_name else ''}{failure.text}. Look at "
+            f"streams.{job.stream.name}.sampler"
+        )
+        self._over(
+            job,
+            Failure(
+                ErrorCode.STREAM_ENDED,
+                -1,
+                failure.class_name,
+                text,
+                failure.traceback,
+                failure.where,
+            ),
+        )
+
+    def _over(self, job: OrderJob, failure: Failure | None) -> None:
+        job.stream.orders.asked.discard((job.epoch, job.world_size))
+        self.listener(job.stream, job.epoch, job.world_size, failure)
+
+
+def _failure(text: str, where: str = "") -> Failure:
+    return Failure(ErrorCode.STREAM_ENDED, -1, "", text, where=where)

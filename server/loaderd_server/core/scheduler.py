@@ -1,0 +1,130 @@
+"""The scheduler: which batch is needed soonest, and which slot can be had for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from loaderd_server.core.jobs import Job
+from loaderd_server.core.sequences import Cursor, Epoch
+from loaderd_server.core.slots import Slot
+from loaderd_server.core.streams import Stream
+from loaderd_server.core.turn import Turn
+
+if TYPE_CHECKING:
+    from loaderd_server.core.making import Maker
+
+#: What one batch in hand or ahead is worth, in tasks given to others. A cursor's next batch is due
+#: at (when it was last served) + so many for each batch it still has: who has least goes first, and
+#: as time passes everyone's turn comes, so nobody starves.
+_BATCH_WORTH_TICKS = 4
+
+
+class Scheduler:
+    """Looks at what cursors want within their credits. A BatchSource for the dispatcher."""
+
+    def __init__(self, streams: Iterable[Stream], maker: Maker, turn: Turn) -> None:
+        self._by_dataset: dict[str, list[Stream]] = {}
+        for stream in streams:
+            self._by_dataset.setdefault(stream.settings.dataset, []).append(stream)
+        self._maker = maker
+        self._turn = turn
+
+    def due(self, dataset: str) -> int | None:
+        """When the most urgent wanted batch of a dataset is due, in ticks; None if none is wanted."""
+        soonest = self._soonest(dataset)
+        return None if soonest is None else soonest[0]
+
+    def begin(self, dataset: str) -> Job | None:
+        """The job that makes the most urgent batch, with its slot; None where no slot is to be had."""
+        soonest = self._soonest(dataset)
+        if soonest is None:
+            return None
+        _, cursor, epoch, batch = soonest
+        stream = cursor.sequence.stream
+        slot = slot_for(stream, stream.overflow.expected_bytes(stream.pool.base_bytes))
+        slot = slot or slot_for(stream, stream.pool.base_bytes)
+        if slot is None:
+            # A slot is being filled for somebody who has left: its worker's answer frees one.
+            stream.is_blocked = True
+            return None
+        for other in epoch.cursors:
+            if other.position <= batch:
+                other.served_tick = self._turn.tick
+        return self._maker.begin(stream, epoch, batch, slot)
+
+    def demand(self, dataset: str) -> int:
+        """How many batches are wanted and not being made."""
+        missing: set[tuple[int, int, int, int]] = set()
+        for cursor, epoch in self._hungry(dataset):
+            end = min(cursor.position + cursor.grant - cursor.outstanding, epoch.batches)
+            key = (cursor.sequence.rank, cursor.sequence.world_size, epoch.number)
+            missing.update((*key, b) for b in range(cursor.scanned, end) if b not in epoch.entries)
+        return len(missing)
+
+    def give_up(self, dataset: str, text: str) -> None:
+        """Fails the batch that each waiting cursor is at: the dataset's workers do not start."""
+        for cursor, epoch in tuple(self._hungry(dataset)):
+            if cursor.epoch is epoch and cursor.position not in epoch.entries:
+                self._maker.fail_once(epoch, cursor.position, text)
+
+    def _hungry(self, dataset: str) -> Iterator[tuple[Cursor, Epoch]]:
+        for stream in self._by_dataset.get(dataset, ()):
+            for cursor in stream.cursors:
+                if cursor.epoch is not None and cursor.outstanding < cursor.grant:
+                    yield cursor, cursor.epoch
+
+    def _soonest(self, dataset: str) -> tuple[int, Cursor, Epoch, int] | None:
+        soonest: tuple[int, Cursor, Epoch, int] | None = None
+        for cursor, epoch in self._hungry(dataset):
+            batch = cursor.next_missing()
+            if batch is None or cursor.sequence.stream.is_blocked:
+                continue
+            ahead = batch - cursor.position + cursor.outstanding
+            due = cursor.served_tick + _BATCH_WORTH_TICKS * ahead
+            if soonest is None or due < soonest[0]:
+                soonest = (due, cursor, epoch, batch)
+        return soonest
+
+
+def slot_for(stream: Stream, needed_bytes: int, urgent_in: int | None = None) -> Slot | None:
+    """A free slot for a batch of this size, evicting one if need be; None where all are in use.
+
+    Common batches use common slots only. What a cursor has a credit for is never evicted, except
+    for a batch that is needed sooner: in ``urgent_in`` batches (see Epoch.distance).
+    """
+    pool = stream.pool
+    if needed_bytes <= pool.base_bytes:
+        return pool.free_slot(pool.base_bytes) or _evict(stream, pool.base_bytes, urgent_in)
+    fitting = [size for size in pool.large_sizes if size >= needed_bytes]
+    for size in fitting:
+        if slot := pool.free_slot(size):
+            return slot
+    for size in fitting:
+        if slot := _evict(stream, size, urgent_in):
+            return slot
+    return None
+
+
+def _evict(stream: Stream, slot_bytes: int, urgent_in: int | None) -> Slot | None:
+    """Frees the slot whose next use is farthest; the longest unused of those nobody comes to."""
+    victim: Slot | None = None
+    farthest = -1
+    for slot in stream.pool.idle.values():
+        if slot.place.capacity_bytes != slot_bytes:
+            continue
+        assert slot.epoch is not None
+        distance = slot.epoch.distance(slot.batch)
+        if distance is None:
+            victim = slot
+            break
+        may_go = (urgent_in is not None and distance > urgent_in) or not slot.epoch.is_wanted(
+            slot.batch
+        )
+        if may_go and distance > farthest:
+            victim, farthest = slot, distance
+    if victim is not None:
+        assert victim.epoch is not None
+        victim.epoch.forget(victim.batch)
+        stream.pool.free(victim)
+    return victim
