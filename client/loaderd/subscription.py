@@ -1,0 +1,119 @@
+"""One cursor of this trainer: what comes for it, as views or copies, and its credits."""
+
+from __future__ import annotations
+
+from loaderd.connection import Connection
+from loaderd.views import Bytes, Views
+from loaderd_protocol.codec import encode
+from loaderd_protocol.errors import ERROR_CLASSES, ErrorCode, ProtocolError
+from loaderd_protocol.messages import (
+    NO_SLOT,
+    Announce,
+    BatchEmpty,
+    BatchFailed,
+    EpochStarted,
+    Granted,
+    Message,
+    Refused,
+    Release,
+    Start,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Unsubscribed,
+)
+
+Arrival = Announce | BatchFailed | BatchEmpty
+
+
+class Subscription:
+    """A subscription, used by one iterator at a time and then by the next."""
+
+    def __init__(self, connection: Connection, number: int, request: Subscribe) -> None:
+        self.connection = connection
+        self.number = number
+        self.iteration = 0
+        self.stream = request.stream
+        self.credits = 0
+        self._views = Views(connection.lease, connection.open_arena)
+        connection.expect(number)
+        connection.send(request)
+
+    def opened(self) -> Subscribed:
+        """Waits for the daemon's answer to Subscribe.
+
+        Raises: UnknownStream, SubscriptionRefused, StreamEnded.
+        """
+        message = self._receive(f"the subscription to stream {self.stream!r}")
+        if not isinstance(message, Subscribed):
+            raise ProtocolError(f"Subscribe was answered by {type(message).__name__}")
+        self.credits = message.credits
+        return message
+
+    def start(self, epoch: int, batch: int) -> None:
+        """Puts the cursor at a batch; what comes of earlier iterations is given back."""
+        self.iteration += 1
+        self.connection.send(Start(self.number, self.iteration, epoch, batch))
+
+    def next(self, what: str) -> Arrival | EpochStarted:
+        """What comes next of the iteration that was started last."""
+        while True:
+            message = self._receive(what)
+            if isinstance(message, EpochStarted):
+                if message.iteration == self.iteration:
+                    return message
+            elif isinstance(message, Announce | BatchFailed | BatchEmpty):
+                if message.iteration == self.iteration:
+                    return message
+                self.give_back(message)
+
+    def give_back(self, arrival: Arrival) -> None:
+        """Releases what is not wanted, or carried no slot."""
+        if isinstance(arrival, Announce):
+            release = Release(self.number, arrival.slot, arrival.generation)
+        else:
+            release = Release(self.number, NO_SLOT, arrival.batch)
+        self.connection.lease.release(encode(release))
+
+    def bytes_of(self, announce: Announce, always_copy: bool) -> tuple[Bytes, bool]:
+        """The slot's bytes, and whether they are a copy.
+
+        One credit must stay free of views: else the trainer would wait for itself.
+        """
+        views = self._views
+        if always_copy or views.copies_only or len(views.alive) >= self.credits - 1:
+            return views.copy(announce), True
+        return views.view(announce), False
+
+    def drain(self) -> None:
+        """Gives back what has come and is not wanted any more, without waiting."""
+        self.iteration += 1
+        while self.connection.waiting(self.number):
+            message = self._receive("nothing")
+            if isinstance(message, Announce | BatchFailed | BatchEmpty):
+                self.give_back(message)
+
+    def end(self) -> None:
+        """Unsubscribes and gives back all that is still on its way."""
+        self.connection.send(Unsubscribe(self.number))
+        while True:
+            message = self._receive(f"the end of the subscription to {self.stream!r}")
+            if isinstance(message, Unsubscribed):
+                break
+            if isinstance(message, Announce | BatchFailed | BatchEmpty):
+                self.give_back(message)
+        self.connection.forget(self.number)
+
+    def make_own(self) -> None:
+        """In a forked child: its live views become copies of its own."""
+        self._views.make_own()
+
+    def _receive(self, what: str) -> Message:
+        while True:
+            message = self.connection.receive(self.number, what)
+            if isinstance(message, Granted):
+                self.credits = message.credits
+                continue
+            if isinstance(message, Refused):
+                raise ERROR_CLASSES[ErrorCode(message.code)](message.text)
+            return message

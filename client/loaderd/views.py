@@ -1,0 +1,183 @@
+"""Views on slots: private mappings, one base array for each batch, given back once when it dies.
+
+``give_back`` runs as a finalizer, in whichever thread the last tensor died, inside garbage collection
+too: it takes no lock, touches no ZeroMQ socket and blocks on nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import socket
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderd import pages
+from loaderd_protocol import arena
+from loaderd_protocol.codec import encode
+from loaderd_protocol.errors import ProtocolError
+from loaderd_protocol.messages import Announce, Release
+
+Bytes = npt.NDArray[np.uint8]
+log = logging.getLogger("loaderd")
+
+#: Batches in a row whose pages were mostly written, after which copies are cheaper than views.
+_WRITES_BEFORE_COPIES = 4
+
+
+class LeaseSocket:
+    """The trainer's end of the lease: releases go out on it, and its end ends the lease.
+
+    It stays open until it is closed *and* the last view has been given back.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        #: Views that are out, by a number of their own.
+        self.out: dict[int, weakref.finalize] = {}
+        self.closed = False
+        self._unsent: deque[bytes] = deque()
+
+    def release(self, frame: bytes) -> None:
+        """Sends a Release now, or keeps it for ``flush`` where the socket is full."""
+        self._unsent.append(frame)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what could not be sent. Safe in any thread: each frame is popped once."""
+        while self._unsent:
+            try:
+                frame = self._unsent.popleft()
+            except IndexError:
+                return
+            try:
+                self.socket.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                self._unsent.appendleft(frame)
+                return
+            except OSError:  # the daemon is gone: nobody waits for it
+                return
+
+    def close(self) -> None:
+        """Ends the lease, or leaves that to the last view."""
+        self.closed = True
+        self.close_if_unused()
+
+    def close_if_unused(self) -> None:
+        """Ends the lease where it is closed and no view is out."""
+        if self.closed and not self.out:
+            self.socket.close()
+
+    def forget(self) -> None:
+        """In a forked child: gives up the descriptor and every finalizer, and sends nothing."""
+        for finalizer in list(self.out.values()):
+            finalizer.detach()
+        self.out.clear()
+        self._unsent.clear()
+        self.socket.close()
+
+
+@dataclass(slots=True)
+class Window:
+    """One arena as this subscription sees it: privately for views, as it is for copies.
+
+    A private page that was written and could not be dropped would be stale in a copy.
+    """
+
+    mapping: mmap.mmap
+    address: int
+    shared: mmap.mmap
+
+
+class Views:
+    """The views of one subscription, in mappings of its own (two subscriptions may hold one slot)."""
+
+    def __init__(self, lease: LeaseSocket, open_arena: Callable[[int], tuple[int, int]]) -> None:
+        self._lease = lease
+        self._open_arena = open_arena
+        self._windows: dict[int, Window] = {}
+        self._numbers = 0
+        self._mostly_written = 0
+        #: Views of this subscription that are alive.
+        self.alive: set[int] = set()
+        #: Copies instead of views from now on: pages cannot be dropped, or are all written anyway.
+        self.copies_only = False
+
+    def view(self, announce: Announce) -> Bytes:
+        """The slot as a writable array; when the last thing made from it dies, it is released."""
+        window, start = self._locate(announce)
+        base = np.frombuffer(window.mapping, np.uint8, announce.size_bytes, start)
+        frame = encode(Release(announce.sub, announce.slot, announce.generation))
+        self._numbers += 1
+        number = self._numbers
+        key = id(self) ^ number
+        finalizer = weakref.finalize(
+            base, self._give_back, number, key, window, start, announce.size_bytes, frame
+        )
+        finalizer.atexit = False
+        self.alive.add(number)
+        self._lease.out[key] = finalizer
+        return base
+
+    def copy(self, announce: Announce) -> Bytes:
+        """A copy of the slot on the heap; the slot is released."""
+        window, start = self._locate(announce)
+        copied = np.frombuffer(window.shared, np.uint8, announce.size_bytes, start).copy()
+        self._lease.release(encode(Release(announce.sub, announce.slot, announce.generation)))
+        return copied
+
+    def make_own(self) -> None:
+        """In a forked child: makes every page of every live view this process's own."""
+        for finalizer in list(self._lease.out.values()):
+            alive = finalizer.peek()
+            if alive is None:
+                continue
+            base = alive[0]
+            touched = base[:: mmap.PAGESIZE]
+            touched[:] = touched.copy()
+            base[-1:] = base[-1:].copy()
+
+    def _locate(self, announce: Announce) -> tuple[Window, int]:
+        window = self._windows.get(announce.arena)
+        if window is None:
+            descriptor, size = self._open_arena(announce.arena)
+            mapping = arena.map_private(descriptor, size)
+            whole = np.frombuffer(mapping, np.uint8)
+            address = int(whole.__array_interface__["data"][0])
+            shared = arena.map_shared(descriptor, size, writable=False)
+            window = Window(mapping, address, shared)
+            self._windows[announce.arena] = window
+        end = announce.offset + announce.size_bytes
+        if announce.offset < 0 or announce.size_bytes <= 0 or end > len(window.mapping):
+            raise ProtocolError(
+                f"batch {announce.batch} is announced at {announce.offset} to {end} of an arena "
+                f"of {len(window.mapping)} bytes"
+            )
+        return window, announce.offset
+
+    def _give_back(
+        self, number: int, key: int, window: Window, start: int, size: int, frame: bytes
+    ) -> None:
+        first = window.address + start
+        last = first + arena.page_align(size)
+        ranges = pages.written(first, last)
+        if ranges:
+            self._note_writes(sum(end - begin for begin, end in ranges), last - first)
+            if not pages.drop(window.mapping, window.address, ranges):
+                self.copies_only = True
+        self.alive.discard(number)
+        self._lease.out.pop(key, None)
+        self._lease.release(frame)
+        self._lease.close_if_unused()
+
+    def _note_writes(self, written_bytes: int, whole_bytes: int) -> None:
+        mostly = written_bytes * 2 > whole_bytes
+        self._mostly_written = self._mostly_written + 1 if mostly else 0
+        if self._mostly_written == _WRITES_BEFORE_COPIES and not self.copies_only:
+            self.copies_only = True
+            log.info("batches are written in place: from now on they are copies, not views")
