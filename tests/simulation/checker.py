@@ -1,0 +1,222 @@
+"""What must be true after every step, whatever happened. It looks at actions, memory and the core."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from loaderd_protocol.errors import ErrorCode
+from loaderd_protocol.messages import (
+    Announce,
+    BatchEmpty,
+    BatchFailed,
+    Granted,
+    Refused,
+    Subscribed,
+    Unsubscribed,
+)
+from loaderd_server.core.actions import Action, Assign, MakeArena, Tell
+from loaderd_server.core.events import LeaseEnded, TrainerSaid
+from loaderd_server.core.making import BatchJob
+from loaderd_server.core.slots import SlotState
+from loaderd_server.core.streams import Phase, Stream
+from loaderd_server.core.tasks import BatchAddress, BatchTask
+
+from tests.simulation.fleet import Contents
+
+if TYPE_CHECKING:
+    from tests.simulation.crowd import FakeTrainer
+    from tests.simulation.world import World
+
+#: No live trainer waits longer for its next batch, error or refusal, in virtual seconds.
+LONGEST_WAIT_S = 200.0
+
+
+class Broken(AssertionError):
+    """A rule does not hold; the text says which."""
+
+
+class Checker:
+    """Holds the core against the rules."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        #: (lease, sub) -> credits last told, announcements out.
+        self._credits: dict[tuple[int, int], int] = {}
+        self._out: Counter[tuple[int, int]] = Counter()
+        self._stream_of: dict[int, str] = {}
+        self._slots: Counter[str] = Counter()
+        self._slot_bytes: dict[str, int] = {}
+        self._ended: set[tuple[int, int]] = set()
+
+    def that(self, holds: bool, text: str) -> None:
+        """Raises Broken unless it holds."""
+        if not holds:
+            raise Broken(text)
+
+    # --- actions, as they come --------------------------------------------------------------
+
+    def arena_made(self, action: MakeArena) -> None:
+        """An arena exists: its slots count where they are of the common size."""
+        common = self._slot_bytes.setdefault(action.stream, action.slot_bytes)
+        if common == action.slot_bytes:
+            self._slots[action.stream] += action.count
+
+    def actions(self, actions: list[Action]) -> None:
+        """Looks at each action before it is carried out."""
+        for action in actions:
+            if isinstance(action, Tell):
+                self._told(action)
+            elif isinstance(action, Assign) and isinstance(action.task, BatchTask):
+                self._place_is_nobodys(action.task)
+
+    def _told(self, action: Tell) -> None:
+        message, key = action.message, (action.lease, action.message.sub)
+        self.that(key not in self._ended or isinstance(message, Refused), f"{action} after its end")
+        if isinstance(message, (Subscribed, Granted)):
+            self._credits[key] = message.credits
+        elif isinstance(message, (Announce, BatchFailed, BatchEmpty)):
+            self._out[key] += 1
+            credits = self._credits.get(key, 0)
+            self.that(self._out[key] <= credits, f"{action} beyond its {credits} credits")
+        elif isinstance(message, (Refused, Unsubscribed)):
+            if message.sub == 7:
+                self._ended.add(key)
+            self._credits.pop(key, None)
+
+    def heard(self, event: object) -> None:
+        """Keeps count of what trainers give back."""
+        if isinstance(event, LeaseEnded):
+            for key in [key for key in self._out if key[0] == event.lease]:
+                del self._out[key]
+            for key in [key for key in self._credits if key[0] == event.lease]:
+                del self._credits[key]
+
+    def released(self, event: TrainerSaid) -> None:
+        """A release that the trainer had a right to."""
+        self._out[event.lease, event.message.sub] -= 1
+
+    def _place_is_nobodys(self, task: BatchTask) -> None:
+        place = (task.place.arena, task.place.offset)
+        for trainer in self._world.trainers:
+            if not trainer.is_gone:
+                held = any(view.place == place for view in trainer.views())
+                self.that(not held, f"{task} is to be written where {trainer.lease} has a view")
+        for worker in self._world.fleet.workers.values():
+            for other in worker.hands:
+                same = isinstance(other, BatchTask) and (other.place.arena, other.place.offset)
+                self.that(same != place, f"{task} is to be written where {other} is")
+
+    # --- batches ----------------------------------------------------------------------------
+
+    def batch(
+        self,
+        address: BatchAddress,
+        message: Announce | BatchFailed | BatchEmpty,
+        contents: Contents | None,
+    ) -> None:
+        """A batch, its failure or its emptiness is what it must be."""
+        expected = self._world.truth.expected(address)
+        if isinstance(message, BatchFailed):
+            failure = message.failure
+            right = (failure.code, failure.index) in expected.failures
+            right = right or failure.code in expected.codes or self._world.workers_are_stillborn()
+            self.that(right, f"{address}: {failure}, expected {expected}")
+            self.that(bool(failure.text), f"{address}: failure without a text")
+            return
+        told = tuple((f.position, f.index) for f in message.failed)
+        self.that(told == expected.failed, f"{address}: failed {told}, expected {expected}")
+        if isinstance(message, BatchEmpty):
+            self.that(expected.rows == (), f"{address} is empty, expected {expected}")
+            return
+        assert contents is not None
+        self.that(contents.address == address, f"{address} announced where {contents} lies")
+        self.that(contents.rows == expected.rows, f"{address}: {contents}, expected {expected}")
+        self.that(message.rows == len(contents.rows), f"{address}: {message.rows} rows announced")
+
+    def refusal(self, trainer: FakeTrainer, message: Refused) -> None:
+        """A trainer may be refused only where there is no room, or no stream."""
+        stream = self._world.stream(trainer.script.stream)
+        if message.code == ErrorCode.STREAM_ENDED:
+            self.that(stream.phase is Phase.CLOSED, f"{message}, but the stream is not closed")
+            return
+        self.that(message.code == ErrorCode.REFUSED, f"{message} to lease {trainer.lease}")
+        self.that("no room" in message.text, f"{message} to a trainer that asked rightly")
+
+    # --- the whole --------------------------------------------------------------------------
+
+    def everything(self) -> None:
+        """After each step."""
+        self._views_are_unchanged()
+        self._hands_are_bounded()
+        for stream in self._world.streams():
+            self._slots_are_accounted_for(stream)
+            self._credits_are_accounted_for(stream)
+
+    def _views_are_unchanged(self) -> None:
+        memory = self._world.fleet.memory
+        for trainer in self._world.trainers:
+            if trainer.is_gone or not trainer.is_attached:
+                continue
+            for view in trainer.views():
+                if view.place is not None and memory[view.place] is not view.contents:
+                    raise Broken(f"bytes changed under a view of trainer {trainer.lease}: {view}")
+            since = trainer.waits_since
+            if since is not None and not trainer.is_stopped:
+                waited_s = self._world.now - since
+                self.that(waited_s < LONGEST_WAIT_S, f"trainer {trainer.lease} waits {waited_s} s")
+
+    def _hands_are_bounded(self) -> None:
+        settings = self._world.scenario.settings.workers
+        busy = 0
+        for worker in self._world.fleet.workers.values():
+            busy += bool(worker.hands)
+            self.that(len(worker.hands) <= settings.depth, f"worker {worker.number}: too much")
+        self.that(busy <= settings.count, f"{busy} workers are busy, over {settings.count}")
+
+    def _slots_are_accounted_for(self, stream: Stream) -> None:
+        pool = stream.pool
+        free = {id(slot) for slots in pool._free.values() for slot in slots}
+        loans = self._world.loans(stream)
+        jobs = self._world.jobs(stream)
+        for slot in pool.slots:
+            state = slot.state
+            places = (id(slot) in free, slot.number in pool.idle, slot.number in loans)
+            filling = slot.number in jobs
+            right = {
+                SlotState.FREE: (places == (True, False, False)) and not filling,
+                SlotState.FILLING: (places == (False, False, False)) and filling,
+                SlotState.READY: (places == (False, True, False)) and not filling,
+                SlotState.KEPT: (places == (False, True, False)) and not filling,
+                SlotState.HELD: (places == (False, False, True)) and not filling,
+            }[state]
+            self.that(right, f"{slot._complaint('is ' + state.value)}: {places}, {filling}")
+            self.that(slot.holds == loans.get(slot.number, 0), f"slot {slot.number}: wrong holds")
+            if state is not SlotState.FREE and stream.phase is not Phase.CLOSED:
+                entry = slot.epoch and slot.epoch.entries.get(slot.batch)
+                known = entry is slot or (isinstance(entry, BatchJob) and entry.slot is slot)
+                self.that(known, f"{slot._complaint('holds a batch that nobody knows of')}")
+
+    def _credits_are_accounted_for(self, stream: Stream) -> None:
+        out = sum(c.outstanding for c in stream.ledger.admitted) + stream.ledger.orphans
+        loans = self._world.loan_count(stream)
+        self.that(out == loans, f"{stream.name}: {out} outstanding, {loans} lent")
+        if not stream.is_open:
+            return
+        most = self._slots[stream.name] - self._world.scenario.settings.workers.count - 1
+        used = stream.ledger.used()
+        self.that(used <= most, f"{stream.name}: {used} credits, over {most}")
+
+    def end(self) -> None:
+        """When all trainers that can have gone: nothing is left behind."""
+        for trainer in self._world.trainers:
+            done = trainer.is_gone or trainer.is_stopped
+            self.that(done, f"trainer {trainer.lease} never came to its end")
+        for trainer in self._world.trainers:
+            trainer.crash()
+        self._world.settle()
+        for stream in self._world.streams():
+            held = stream.slots_in(SlotState.HELD), stream.slots_in(SlotState.FILLING)
+            self.that(held == (0, 0), f"{stream.name}: {held} slots held, filling at the end")
+            self.that(not stream.cursors, f"{stream.name}: cursors left: {stream.cursors}")
+            self.that(stream.ledger.used() == 0, f"{stream.name}: credits left")

@@ -1,0 +1,274 @@
+"""Fake workers, zygotes and arenas: what the shell would do with the core's actions."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from loaderd_protocol.errors import ErrorCode, Failure
+from loaderd_server.core.actions import Assign, KillWorker, MakeArena, StartWorker, StopWorker
+from loaderd_server.core.events import (
+    ArenaReady,
+    ArenaRefused,
+    DatasetLost,
+    DatasetReady,
+    WorkerAnswered,
+    WorkerEnded,
+    WorkerStarted,
+)
+from loaderd_server.core.settings import ErrorPolicy
+from loaderd_server.core.tasks import (
+    BatchAddress,
+    BatchDone,
+    BatchTask,
+    BatchTooLarge,
+    MeasureDone,
+    MeasureTask,
+    OrderTask,
+    ProbeDone,
+    ProbeTask,
+    Result,
+    RowFailure,
+    Task,
+    TaskFailed,
+)
+
+from tests.simulation.truth import Row
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What lies in a slot's memory; compared by identity, as bytes in a real slot would be read."""
+
+    address: BatchAddress | None
+    rows: tuple[Row, ...]
+
+
+@dataclass
+class FakeWorker:
+    """A worker process; ``hands[0]`` is in progress."""
+
+    number: int
+    dataset: str
+    hands: deque[Task] = field(default_factory=deque)
+    is_started: bool = False
+    is_gone: bool = False
+    #: What the task in progress comes to: an answer, or the row at which it ends or hangs.
+    result: Result | None = None
+    row: int | None = None
+    #: Counts tasks begun, so that news of an earlier one is known as old.
+    begun: int = 0
+
+
+class Fleet:
+    """Workers of all datasets, and the memory they write to."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._draws = world.draws
+        self.workers: dict[int, FakeWorker] = {}
+        #: (arena, offset) -> what lies there.
+        self.memory: dict[tuple[int, int], Contents] = {}
+        self._used_bytes = 0
+        self._is_there = {d.name: False for d in world.scenario.datasets}
+        self._stillborn = {d.name: d.stillborn for d in world.scenario.datasets}
+        self._accidents: set[BatchAddress] = set()
+
+    # --- zygotes ----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Builds every dataset, and plans the deaths of zygotes."""
+        for script in self._world.scenario.datasets:
+            self._world.later(self._draws.uniform(0, 0.5), self._built, script.name, script.length)
+            for _ in range(script.losses):
+                self._world.later(self._draws.uniform(0.5, 3), self._lose, script.name)
+
+    def _built(self, dataset: str, length: int) -> None:
+        self._is_there[dataset] = True
+        self._world.tell_core(DatasetReady(dataset, length))
+
+    def _lose(self, dataset: str) -> None:
+        """A zygote dies, unless that could be taken for a sample's doing."""
+        mine = [w for w in self.workers.values() if w.dataset == dataset]
+        if not self._is_there[dataset] or any(_is_delicate(w, self) for w in mine):
+            return
+        self._is_there[dataset] = False
+        for worker in mine:
+            worker.is_gone = True
+            del self.workers[worker.number]
+        self._world.tell_core(DatasetLost(dataset, "was killed by signal 9 (SIGKILL)"))
+        length = next(d.length for d in self._world.scenario.datasets if d.name == dataset)
+        self._world.later(self._draws.uniform(0.01, 0.5), self._built, dataset, length)
+
+    # --- processes --------------------------------------------------------------------------
+
+    def start(self, action: StartWorker) -> None:
+        """Forks a worker, that may die on its way."""
+        self._world.check.that(self._is_there[action.dataset], f"{action} without a zygote")
+        self._world.check.that(action.worker not in self.workers, f"{action}: number in use")
+        worker = FakeWorker(action.worker, action.dataset)
+        self.workers[action.worker] = worker
+        if self._stillborn[action.dataset] > 0:
+            self._stillborn[action.dataset] -= 1
+            self._world.later(0.001, self._end, worker, None)
+        else:
+            self._world.later(self._draws.uniform(0, 0.01), self._started, worker)
+
+    def _started(self, worker: FakeWorker) -> None:
+        if not worker.is_gone:
+            worker.is_started = True
+            self._world.tell_core(WorkerStarted(worker.number, 1000 + worker.number))
+
+    def stop(self, action: StopWorker) -> None:
+        """Ends a worker that has nothing in hand."""
+        worker = self.workers.get(action.worker)
+        if worker is not None:
+            self._world.check.that(not worker.hands, f"{action} with tasks in hand")
+            self._world.later(0.001, self._end, worker, None)
+
+    def kill(self, action: KillWorker) -> None:
+        """Ends a worker at once; an answer may be on its way already."""
+        worker = self.workers.get(action.worker)
+        if worker is not None:
+            self._world.later(self._draws.uniform(0, 0.01), self._end, worker, worker.row)
+
+    def _end(self, worker: FakeWorker, row: int | None) -> None:
+        if worker.is_gone:
+            return
+        worker.is_gone = True
+        del self.workers[worker.number]
+        self._world.tell_core(WorkerEnded(worker.number, "was killed by signal 9 (SIGKILL)", row))
+
+    # --- tasks ------------------------------------------------------------------------------
+
+    def assign(self, action: Assign) -> None:
+        """Puts a task into a worker's hands."""
+        worker = self.workers.get(action.worker)
+        self._world.check.that(worker is not None, f"{action} to a worker that is not there")
+        assert worker is not None
+        self._world.check.that(worker.is_started, f"{action} before it started")
+        worker.hands.append(action.task)
+        if len(worker.hands) == 1:
+            self._begin(worker)
+
+    def _begin(self, worker: FakeWorker) -> None:
+        task = worker.hands[0]
+        worker.begun += 1
+        if isinstance(task, BatchTask):
+            # A worker that is at work has the slot's bytes in disorder.
+            self.memory[task.place.arena, task.place.offset] = Contents(None, ())
+        worker.result, worker.row, hangs = self._come_to(worker, task)
+        took_s = self._draws.choice((0.0, 0.002, 0.02, 0.1))
+        if worker.result is not None:
+            self._world.later(took_s, self._finish, worker, worker.begun)
+        elif not hangs:
+            self._world.later(took_s, self._die, worker, worker.begun)
+
+    def _finish(self, worker: FakeWorker, begun: int) -> None:
+        if worker.is_gone or worker.begun != begun:
+            return
+        task, result = worker.hands.popleft(), worker.result
+        assert result is not None
+        worker.row = None
+        if isinstance(task, BatchTask) and isinstance(result, BatchDone) and result.rows:
+            rows = self._rows(task, leave_out={f.row for f in result.skipped})
+            self.memory[task.place.arena, task.place.offset] = Contents(task.address, rows)
+        if worker.hands:
+            self._begin(worker)
+        growth = self._draws.choice((0, 0, 0, 2000))
+        self._world.tell_core(WorkerAnswered(worker.number, result, growth))
+
+    def _die(self, worker: FakeWorker, begun: int) -> None:
+        if not worker.is_gone and worker.begun == begun:
+            self._end(worker, worker.row if self._draws.random() < 0.7 else None)
+
+    @staticmethod
+    def _rows(task: BatchTask | MeasureTask | ProbeTask, leave_out: set[int]) -> tuple[Row, ...]:
+        indices = task.indices.tolist()
+        occurrences = [0] * len(indices) if task.occurrences is None else task.occurrences.tolist()
+        rows = zip(indices, occurrences, strict=True)
+        return tuple(row for place, row in enumerate(rows) if place not in leave_out)
+
+    def _come_to(
+        self, worker: FakeWorker, task: Task
+    ) -> tuple[Result | None, int | None, bool]:
+        """What a task leads to: (answer, None), or (None, row) with whether it hangs there."""
+        if isinstance(task, OrderTask):
+            done = self._world.truth.order_done(task.task, task.stream, task.epoch, task.world_size)
+            return done, None, False
+        script = self._world.truth.datasets[worker.dataset]
+        policy = self._world.truth.streams[task.address.stream].on_error.policy
+        if self._has_accident(task):
+            return None, self._draws.choice((None, 0)), False
+        failures = []
+        for row, index in enumerate(task.indices.tolist()):
+            if index in script.deadly or index in script.hanging:
+                return None, row, index in script.hanging
+            if index in script.bad:
+                failures.append(_row_failure(row, index))
+                if policy is ErrorPolicy.RAISE and isinstance(task, BatchTask):
+                    break
+        return self._answer(task, policy, failures), None, False
+
+    def _answer(
+        self, task: BatchTask | MeasureTask | ProbeTask, policy: ErrorPolicy, failures: list[RowFailure]
+    ) -> Result:
+        rows = len(task.indices) - len(failures)
+        size_bytes = self._world.truth.size_bytes(task.address)
+        if isinstance(task, ProbeTask):
+            return TaskFailed(task.task, tuple(failures)) if failures else ProbeDone(task.task)
+        if isinstance(task, MeasureTask):
+            return MeasureDone(task.task, size_bytes if rows else 0)
+        if failures and policy is not ErrorPolicy.SKIP:
+            return TaskFailed(task.task, tuple(failures))
+        if rows and size_bytes > task.place.capacity_bytes:
+            return BatchTooLarge(task.task, size_bytes)
+        return BatchDone(task.task, rows, size_bytes, b"layout", 0, 0, tuple(failures))
+
+    def _has_accident(self, task: BatchTask | MeasureTask | ProbeTask) -> bool:
+        """Once for some batches, a worker dies without a sample's doing."""
+        if not isinstance(task, BatchTask) or task.address in self._accidents:
+            return False
+        if self._draws.random() >= self._world.scenario.accident_share:
+            return False
+        self._accidents.add(task.address)
+        return True
+
+    def had_accident(self, address: BatchAddress) -> bool:
+        """Whether a worker died on this batch without a sample's doing."""
+        return address in self._accidents
+
+    # --- arenas -----------------------------------------------------------------------------
+
+    def make_arena(self, action: MakeArena) -> None:
+        """Answers after a while, with a refusal where memory is out or by bad luck."""
+        size_bytes = action.slot_bytes * action.count
+        self._world.check.that(action.count > 0, f"{action} is empty")
+        over = self._used_bytes + size_bytes > self._world.scenario.budget_bytes
+        if over or self._draws.random() < self._world.scenario.refusal_share:
+            refusal = ArenaRefused(action.arena, f"needs {size_bytes} bytes; raise memory")
+            self._world.later(0.01, self._world.tell_core, refusal)
+            return
+        self._used_bytes += size_bytes
+        self._world.later(self._draws.uniform(0, 0.1), self._arena_ready, action)
+
+    def _arena_ready(self, action: MakeArena) -> None:
+        self._world.check.arena_made(action)
+        self._world.tell_core(ArenaReady(action.arena))
+
+
+def _is_delicate(worker: FakeWorker, fleet: Fleet) -> bool:
+    """Whether the loss of this worker would count against innocent samples."""
+    if not worker.hands:
+        return False
+    task = worker.hands[0]
+    return not isinstance(task, BatchTask) or fleet.had_accident(task.address)
+
+
+def _row_failure(row: int, index: int) -> RowFailure:
+    text = f"sample {index} is bad"
+    return RowFailure(row, Failure(ErrorCode.SAMPLE, index, "builtins:ValueError", text))

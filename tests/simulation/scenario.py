@@ -1,0 +1,181 @@
+"""What a seed stands for: settings, datasets with bad samples, and how trainers will behave."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+
+from loaderd_server.core.settings import (
+    CoreSettings,
+    ErrorPolicy,
+    Mode,
+    OnError,
+    StreamSettings,
+    WorkerSettings,
+)
+
+PAGE_BYTES = 4096
+#: What a usual batch needs.
+BATCH_BYTES = 5000
+
+
+@dataclass(frozen=True)
+class DatasetScript:
+    """A dataset: its length, and what its samples do to those who load them."""
+
+    name: str
+    length: int
+    #: Indices that raise, that end the worker, that never return.
+    bad: frozenset[int]
+    deadly: frozenset[int]
+    hanging: frozenset[int]
+    #: How often its zygote dies.
+    losses: int
+    #: How many workers die before they start.
+    stillborn: int
+
+
+@dataclass(frozen=True)
+class TrainerScript:
+    """A trainer: what it asks for and what befalls it. Times in seconds."""
+
+    stream: str
+    rank: int
+    world_size: int
+    prefetch: int
+    attach_at: float
+    #: Where it begins, and how many epochs it runs.
+    epoch: int
+    batch_share: float
+    epochs: int
+    pace_s: float
+    #: Views it keeps beside the batch it works on.
+    keep: int
+    #: Chance, a batch, to start anew somewhere.
+    restlessness: float
+    #: Chance, a batch, to say something that makes no sense.
+    madness: float
+    #: When it is stopped, and for how long (infinite: for ever).
+    stop_at: float
+    stop_s: float
+    crash_at: float
+    #: Sends Start without waiting for Subscribed.
+    is_hasty: bool
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that is decided before the first event."""
+
+    seed: int
+    settings: CoreSettings
+    datasets: tuple[DatasetScript, ...]
+    trainers: tuple[TrainerScript, ...]
+    #: Streams whose order comes from a batch sampler, and those that draw indices twice.
+    batch_sampled: frozenset[str]
+    redrawn: frozenset[str]
+    #: Chances of a batch: to need a large slot, to meet an accident of its worker.
+    large_share: float
+    accident_share: float
+    refusal_share: float
+    #: Bytes the shell gives out for arenas.
+    budget_bytes: int
+    draws: random.Random = field(compare=False)
+
+
+def scenario_of(seed: int) -> Scenario:
+    """The scenario of a seed; always the same."""
+    draws = random.Random(seed)
+    workers = draws.choice((1, 1, 2, 2, 3, 4, 8))
+    timeout_s = draws.choice((None, 2.0, 2.0))
+    datasets = tuple(
+        _dataset(draws, f"d{i}", timeout_s is not None) for i in range(draws.choice((1, 1, 2)))
+    )
+    streams = tuple(
+        _stream(draws, f"s{i}", draws.choice(datasets).name, workers)
+        for i in range(draws.choice((1, 1, 2, 3)))
+    )
+    batch_sampled = frozenset(s.name for s in streams if s.batch_size is None)
+    slots_bytes = 2 * PAGE_BYTES * draws.choice((workers + 2, 40, 200)) * len(streams)
+    settings = CoreSettings(
+        WorkerSettings(
+            workers,
+            timeout_s,
+            draws.choice((None, 1.0, 30.0)),
+            draws.choice((None, None, 1000)),
+            draws.choice((1, 2, 2, 3)),
+        ),
+        streams,
+        slots_bytes,
+    )
+    return Scenario(
+        seed,
+        settings,
+        datasets,
+        tuple(_trainer(draws, streams) for _ in range(draws.randint(1, 5))),
+        batch_sampled,
+        frozenset(s.name for s in streams if draws.random() < 0.3),
+        draws.choice((0.0, 0.0, 0.1, 0.8)),
+        draws.choice((0.0, 0.05)),
+        draws.choice((0.0, 0.0, 0.3)),
+        slots_bytes * draws.choice((1, 1, 2)),
+        draws,
+    )
+
+
+def _dataset(draws: random.Random, name: str, may_hang: bool) -> DatasetScript:
+    length = draws.choice((0, 1, 7, 16, 23, 40))
+    kinds: list[set[int]] = [set(), set(), set()]
+    ill = draws.choice((0.0, 0.0, 0.05, 0.2))
+    if draws.random() < 0.02:
+        ill = 1.0
+    for index in range(length):
+        if draws.random() < ill:
+            kinds[draws.choice((0, 0, 1, 2) if may_hang else (0, 0, 1))].add(index)
+    return DatasetScript(
+        name,
+        length,
+        *map(frozenset, kinds),
+        draws.choice((0, 0, 0, 1, 2)),
+        draws.choice((0, 0, 0, 2, 7)),
+    )
+
+
+def _stream(draws: random.Random, name: str, dataset: str, workers: int) -> StreamSettings:
+    policy = draws.choice(tuple(ErrorPolicy))
+    capped = policy is not ErrorPolicy.RAISE and draws.random() < 0.2
+    return StreamSettings(
+        name,
+        dataset,
+        draws.choice((Mode.BROADCAST, Mode.BROADCAST, Mode.SHARD)),
+        draws.randrange(1000),
+        draws.choice((None, 1, 2, 4, 4, 8)),
+        draws.random() < 0.5,
+        OnError(policy, draws.choice((1, 3)) if capped else None),
+        draws.choice((None, None, 2 * PAGE_BYTES)),
+        draws.choice((None, None, workers + 2, workers + 4, workers + 30)),
+    )
+
+
+def _trainer(draws: random.Random, streams: tuple[StreamSettings, ...]) -> TrainerScript:
+    world_size = draws.choice((1, 2, 3))
+    fate = draws.random()
+    return TrainerScript(
+        draws.choice(streams).name,
+        draws.randrange(world_size),
+        world_size,
+        draws.choice((0, 1, 2, 2, 5)),
+        draws.choice((0.0, 0.0, draws.uniform(0, 3))),
+        draws.choice((0, 0, 0, 2)),
+        draws.choice((0.0, 0.0, draws.random())),
+        draws.choice((1, 1, 2, 3)),
+        draws.choice((0.0, 0.01, 0.1)),
+        draws.choice((0, 0, 1, 3, 20)),
+        draws.choice((0.0, 0.0, 0.05)),
+        draws.choice((0.0, 0.0, 0.1)),
+        draws.uniform(0, 2) if 0.7 < fate <= 0.85 else math.inf,
+        draws.choice((5.0, math.inf, math.inf)),
+        draws.uniform(0, 2) if fate > 0.85 else math.inf,
+        draws.random() < 0.5,
+    )
