@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tests.simulation.fleet import Contents
+
 from loaderd_protocol.errors import ErrorCode
 from loaderd_protocol.messages import (
     Announce,
@@ -21,8 +23,6 @@ from loaderd_server.core.making import BatchJob
 from loaderd_server.core.slots import SlotState
 from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.tasks import BatchAddress, BatchTask
-
-from tests.simulation.fleet import Contents
 
 if TYPE_CHECKING:
     from tests.simulation.crowd import FakeTrainer

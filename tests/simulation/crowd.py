@@ -7,7 +7,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loaderd_protocol.errors import ErrorCode
+from tests.simulation.fleet import Contents
+from tests.simulation.scenario import TrainerScript
+from tests.simulation.truth import truth_rank
+
 from loaderd_protocol.messages import (
     NO_SLOT,
     Announce,
@@ -26,10 +29,6 @@ from loaderd_protocol.messages import (
 from loaderd_server.core.actions import Outgoing
 from loaderd_server.core.events import LeaseBegan, LeaseEnded, TrainerSaid
 from loaderd_server.core.tasks import BatchAddress
-
-from tests.simulation.fleet import Contents
-from tests.simulation.scenario import TrainerScript
-from tests.simulation.truth import truth_rank
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tests.simulation.truth import Row
+
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.actions import Assign, KillWorker, MakeArena, StartWorker, StopWorker
 from loaderd_server.core.events import (
@@ -33,8 +35,6 @@ from loaderd_server.core.tasks import (
     Task,
     TaskFailed,
 )
-
-from tests.simulation.truth import Row
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -193,9 +193,7 @@ class Fleet:
         rows = zip(indices, occurrences, strict=True)
         return tuple(row for place, row in enumerate(rows) if place not in leave_out)
 
-    def _come_to(
-        self, worker: FakeWorker, task: Task
-    ) -> tuple[Result | None, int | None, bool]:
+    def _come_to(self, worker: FakeWorker, task: Task) -> tuple[Result | None, int | None, bool]:
         """What a task leads to: (answer, None), or (None, row) with whether it hangs there."""
         if isinstance(task, OrderTask):
             done = self._world.truth.order_done(task.task, task.stream, task.epoch, task.world_size)
@@ -215,7 +213,10 @@ class Fleet:
         return self._answer(task, policy, failures), None, False
 
     def _answer(
-        self, task: BatchTask | MeasureTask | ProbeTask, policy: ErrorPolicy, failures: list[RowFailure]
+        self,
+        task: BatchTask | MeasureTask | ProbeTask,
+        policy: ErrorPolicy,
+        failures: list[RowFailure],
     ) -> Result:
         rows = len(task.indices) - len(failures)
         size_bytes = self._world.truth.size_bytes(task.address)

@@ -97,7 +97,7 @@ def scenario_of(seed: int) -> Scenario:
         for i in range(draws.choice((1, 1, 2, 3)))
     )
     batch_sampled = frozenset(s.name for s in streams if s.batch_size is None)
-    slots_bytes = 2 * PAGE_BYTES * draws.choice((workers + 2, 40, 200)) * len(streams)
+    slots_bytes = 2 * PAGE_BYTES * draws.choice((workers + 2, workers + 6, 40, 200)) * len(streams)
     settings = CoreSettings(
         WorkerSettings(
             workers,
@@ -113,7 +113,7 @@ def scenario_of(seed: int) -> Scenario:
         seed,
         settings,
         datasets,
-        tuple(_trainer(draws, streams) for _ in range(draws.randint(1, 5))),
+        tuple(_trainer(draws, streams) for _ in range(draws.randint(1, 6))),
         batch_sampled,
         frozenset(s.name for s in streams if draws.random() < 0.3),
         draws.choice((0.0, 0.0, 0.1, 0.8)),
@@ -125,7 +125,7 @@ def scenario_of(seed: int) -> Scenario:
 
 
 def _dataset(draws: random.Random, name: str, may_hang: bool) -> DatasetScript:
-    length = draws.choice((0, 1, 7, 16, 23, 40))
+    length = draws.choice((0, 1, 7, 16, 23, 40, 60, 90))
     kinds: list[set[int]] = [set(), set(), set()]
     ill = draws.choice((0.0, 0.0, 0.05, 0.2))
     if draws.random() < 0.02:
@@ -136,7 +136,9 @@ def _dataset(draws: random.Random, name: str, may_hang: bool) -> DatasetScript:
     return DatasetScript(
         name,
         length,
-        *map(frozenset, kinds),
+        frozenset(kinds[0]),
+        frozenset(kinds[1]),
+        frozenset(kinds[2]),
         draws.choice((0, 0, 0, 1, 2)),
         draws.choice((0, 0, 0, 2, 7)),
     )
@@ -169,7 +171,7 @@ def _trainer(draws: random.Random, streams: tuple[StreamSettings, ...]) -> Train
         draws.choice((0.0, 0.0, draws.uniform(0, 3))),
         draws.choice((0, 0, 0, 2)),
         draws.choice((0.0, 0.0, draws.random())),
-        draws.choice((1, 1, 2, 3)),
+        draws.choice((1, 2, 3, 4)),
         draws.choice((0.0, 0.01, 0.1)),
         draws.choice((0, 0, 1, 3, 20)),
         draws.choice((0.0, 0.0, 0.05)),

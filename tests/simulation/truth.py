@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 
 import numpy as np
+from tests.simulation.scenario import BATCH_BYTES, DatasetScript, Scenario
+
 from loaderd_protocol.errors import ErrorCode
 from loaderd_server.core.settings import ErrorPolicy, Mode, StreamSettings
 from loaderd_server.core.tasks import BatchAddress, OrderDone
-
-from tests.simulation.scenario import BATCH_BYTES, DatasetScript, Scenario
 
 Row = tuple[int, int]  # dataset index, occurrence
 
@@ -106,7 +107,7 @@ class Truth:
         if cuts is None:
             mine = [row for place, row in enumerate(rows) if place % world == rank]
             return mine, _chunks(len(mine), settings)
-        all_batches = [rows[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+        all_batches = [rows[a:b] for a, b in itertools.pairwise(cuts)]
         if all_batches and not settings.drop_last:
             missing = -len(all_batches) % world
             all_batches += [all_batches[i % len(all_batches)] for i in range(missing)]

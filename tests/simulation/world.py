@@ -8,6 +8,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tests.simulation.checker import Broken, Checker
+from tests.simulation.crowd import FakeTrainer
+from tests.simulation.fleet import Fleet
+from tests.simulation.scenario import Scenario, scenario_of
+from tests.simulation.truth import Truth
+
 from loaderd_protocol.messages import Release
 from loaderd_server.core.actions import (
     Action,
@@ -24,12 +30,6 @@ from loaderd_server.core.events import Event, TimerFired, TrainerSaid
 from loaderd_server.core.making import BatchJob
 from loaderd_server.core.streams import Stream
 
-from tests.simulation.checker import Broken, Checker
-from tests.simulation.crowd import FakeTrainer
-from tests.simulation.fleet import Fleet
-from tests.simulation.scenario import Scenario, scenario_of
-from tests.simulation.truth import Truth
-
 _TRACE = 60
 #: Far more than any schedule needs: one that comes here runs in circles.
 _MOST_STEPS = 50_000
@@ -43,7 +43,7 @@ class World:
         self.draws: random.Random = scenario.draws
         self.now = 0.0
         self.steps = 0
-        self.trace: deque[str | tuple[float, Event, list[Action]]] = deque(maxlen=_TRACE)
+        self.trace: deque[tuple[float, Event, list[Action]]] = deque(maxlen=_TRACE)
         self.truth = Truth(scenario)
         self.core = Core(scenario.settings)
         self.check = Checker(self)

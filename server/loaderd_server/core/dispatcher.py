@@ -149,7 +149,7 @@ class Dispatcher:
             worker
             for worker in team.workers.values()
             if worker.takes_more
-            and len(worker.hands) < self._settings.depth
+            and 0 < len(worker.hands) < self._settings.depth
             and not worker.is_alone_with_one
         ]
         return min(room, key=lambda worker: len(worker.hands)) if room else None

@@ -137,6 +137,18 @@ class Maker:
         self.take_slot(job, slot)
         return job
 
+    def settle_empty(self, stream: Stream, epoch: Epoch, batch: int) -> bool:
+        """Settles a batch that has no entry and no good sample: no worker is asked for it."""
+        if not epoch.failed and len(epoch.view.positions(batch)):
+            return False
+        job = BatchJob(self, stream, epoch, batch)
+        self._choose_positions(job)
+        if len(job.positions):
+            return False
+        epoch.entries[batch] = job
+        self._nothing_left(job)
+        return True
+
     def take_slot(self, job: BatchJob, slot: Slot) -> None:
         """The job fills this slot, which is free."""
         job.stream.pool.fill(slot, job.epoch, job.batch)
@@ -172,15 +184,14 @@ class Maker:
 
     def _ready(self, job: BatchJob, result: BatchDone) -> None:
         stream, epoch, slot = job.stream, job.epoch, job.slot
-        assert slot is not None
         self._count(job, result)
         stream.overflow.saw(result.size_bytes)
         failed = failed_in(epoch, job.batch)
         if not epoch.decided[job.batch]:
             epoch.decided[job.batch] = 1
             epoch.samples_made += len(epoch.view.positions(job.batch))
-        if result.rows == 0:
-            stream.pool.free(slot)
+        if result.rows == 0 or slot is None:
+            self._give_slot_back(job)
             epoch.settle(job.batch, Emptied(failed))
         else:
             stream.pool.filled(slot, result, failed)
@@ -246,8 +257,9 @@ class Maker:
             self.submit(job)
 
     def _nothing_left(self, job: BatchJob) -> None:
-        if job.stream.settings.on_error.policy is ErrorPolicy.SUBSTITUTE:
-            self.fail(job, _no_substitute(job, "every sample of the epoch failed"))
+        substitutes = job.stream.settings.on_error.policy is ErrorPolicy.SUBSTITUTE
+        if substitutes and len(job.epoch.view.positions(job.batch)):
+            self.fail(job, _no_substitute(job, "every sample failed"))
         else:
             self._ready(job, BatchDone(0, 0, 0, b"", 0, 0))
 

@@ -37,11 +37,14 @@ class Scheduler:
 
     def begin(self, dataset: str) -> Job | None:
         """The job that makes the most urgent batch, with its slot; None where no slot is to be had."""
-        soonest = self._soonest(dataset)
-        if soonest is None:
-            return None
-        _, cursor, epoch, batch = soonest
-        stream = cursor.sequence.stream
+        while (soonest := self._soonest(dataset)) is not None:
+            _, cursor, epoch, batch = soonest
+            stream = cursor.sequence.stream
+            if not self._maker.settle_empty(stream, epoch, batch):
+                return self._begin(stream, epoch, batch)
+        return None
+
+    def _begin(self, stream: Stream, epoch: Epoch, batch: int) -> Job | None:
         slot = slot_for(stream, stream.overflow.expected_bytes(stream.pool.base_bytes))
         slot = slot or slot_for(stream, stream.pool.base_bytes)
         if slot is None:
