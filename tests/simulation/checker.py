@@ -26,10 +26,20 @@ from loaderd_server.core.tasks import BatchAddress, BatchTask
 
 if TYPE_CHECKING:
     from tests.simulation.crowd import FakeTrainer
-    from tests.simulation.world import World
+    from tests.simulation.world import Books, World
 
 #: No live trainer waits longer for its next batch, error or refusal, in virtual seconds.
 LONGEST_WAIT_S = 200.0
+
+
+#: Where a slot in each state is: free list, idle list, lent, in a job.
+_WHERE = {
+    SlotState.FREE: (True, False, False, False),
+    SlotState.FILLING: (False, False, False, True),
+    SlotState.READY: (False, True, False, False),
+    SlotState.HELD: (False, False, True, False),
+    SlotState.KEPT: (False, True, False, False),
+}
 
 
 class Broken(AssertionError):
@@ -138,7 +148,9 @@ class Checker:
         """A trainer may be refused only where there is no room, or no stream."""
         stream = self._world.stream(trainer.script.stream)
         if message.code == ErrorCode.STREAM_ENDED:
-            self.that(stream.phase is Phase.CLOSED, f"{message}, but the stream is not closed")
+            # An order cannot be made either where workers never start.
+            right = stream.phase is Phase.CLOSED or self._world.workers_are_stillborn()
+            self.that(right, f"{message}, but the stream is not closed")
             return
         self.that(message.code == ErrorCode.REFUSED, f"{message} to lease {trainer.lease}")
         self.that("no room" in message.text, f"{message} to a trainer that asked rightly")
@@ -149,9 +161,10 @@ class Checker:
         """After each step."""
         self._views_are_unchanged()
         self._hands_are_bounded()
+        books = self._world.books()
         for stream in self._world.streams():
-            self._slots_are_accounted_for(stream)
-            self._credits_are_accounted_for(stream)
+            self._slots_are_accounted_for(stream, books)
+            self._credits_are_accounted_for(stream, books)
 
     def _views_are_unchanged(self) -> None:
         memory = self._world.fleet.memory
@@ -174,33 +187,32 @@ class Checker:
             self.that(len(worker.hands) <= settings.depth, f"worker {worker.number}: too much")
         self.that(busy <= settings.count, f"{busy} workers are busy, over {settings.count}")
 
-    def _slots_are_accounted_for(self, stream: Stream) -> None:
+    def _slots_are_accounted_for(self, stream: Stream, books: Books) -> None:
         pool = stream.pool
-        free = {id(slot) for slots in pool._free.values() for slot in slots}
-        loans = self._world.loans(stream)
-        jobs = self._world.jobs(stream)
+        free = {slot.number for slots in pool._free.values() for slot in slots}
         for slot in pool.slots:
-            state = slot.state
-            places = (id(slot) in free, slot.number in pool.idle, slot.number in loans)
-            filling = slot.number in jobs
-            right = {
-                SlotState.FREE: (places == (True, False, False)) and not filling,
-                SlotState.FILLING: (places == (False, False, False)) and filling,
-                SlotState.READY: (places == (False, True, False)) and not filling,
-                SlotState.KEPT: (places == (False, True, False)) and not filling,
-                SlotState.HELD: (places == (False, False, True)) and not filling,
-            }[state]
-            self.that(right, f"{slot._complaint('is ' + state.value)}: {places}, {filling}")
-            self.that(slot.holds == loans.get(slot.number, 0), f"slot {slot.number}: wrong holds")
-            if state is not SlotState.FREE and stream.phase is not Phase.CLOSED:
-                entry = slot.epoch and slot.epoch.entries.get(slot.batch)
-                known = entry is slot or (isinstance(entry, BatchJob) and entry.slot is slot)
+            number, state = slot.number, slot.state
+            places = (
+                number in free,
+                number in pool.idle,
+                number in books.loans,
+                number in books.filling,
+            )
+            if places != _WHERE[state]:
+                raise Broken(f"{slot._complaint('is ' + state.value)}: {places}")
+            if state is SlotState.FREE:
+                continue
+            if slot.holds != books.loans.get(number, 0):
+                raise Broken(f"slot {number}: {slot.holds} holds, {books.loans[number]} loans")
+            entry = slot.epoch and slot.epoch.entries.get(slot.batch)
+            if entry is not slot and stream.phase is not Phase.CLOSED:
+                known = isinstance(entry, BatchJob) and entry.slot is slot
                 self.that(known, f"{slot._complaint('holds a batch that nobody knows of')}")
 
-    def _credits_are_accounted_for(self, stream: Stream) -> None:
+    def _credits_are_accounted_for(self, stream: Stream, books: Books) -> None:
         out = sum(c.outstanding for c in stream.ledger.admitted) + stream.ledger.orphans
-        loans = self._world.loan_count(stream)
-        self.that(out == loans, f"{stream.name}: {out} outstanding, {loans} lent")
+        lent = books.lent[stream.name]
+        self.that(out == lent, f"{stream.name}: {out} outstanding, {lent} lent")
         if not stream.is_open:
             return
         most = self._slots[stream.name] - self._world.scenario.settings.workers.count - 1

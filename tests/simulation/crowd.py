@@ -160,7 +160,6 @@ class FakeTrainer:
                 self._start(self._first_batch())
         elif isinstance(message, Granted):
             self._credits = message.credits
-            self._let_go()
         elif isinstance(message, EpochStarted):
             if message.iteration == self._iteration:
                 self._batches = message.batches
@@ -221,26 +220,30 @@ class FakeTrainer:
         if self._inbox:
             self.waits_since = None
             self._is_working = True
-            self._kept.append(self._inbox.popleft())
-            self.delivered += 1
-            self._let_go()
+            self._take(self._inbox.popleft())
             self._world.later(self.script.pace_s, self._worked)
         elif self._batches >= 0 and self._next >= self._batches:
             self._next_epoch()
         elif self.waits_since is None:
             self.waits_since = self._world.now
 
-    def _let_go(self) -> None:
-        """Keeps no more views than its credits allow, as the client's copies see to."""
-        allowed = min(1 + self.script.keep, max(0, self._credits - 1))
-        while len(self._kept) > allowed:
-            self._say(self._kept.popleft().release)
+    def _take(self, view: View) -> None:
+        """As the client does: a view while one credit stays free of views, else a copy.
+
+        Views it keeps stay kept when its credits are lowered.
+        """
+        self.delivered += 1
+        if len(self._kept) >= self._credits - 1:
+            self._say(view.release)
+        else:
+            self._kept.append(view)
 
     def _worked(self) -> None:
         self._is_working = False
         if self.is_gone or self.is_stopped:
             return
-        self._let_go()
+        while len(self._kept) > self.script.keep:
+            self._say(self._kept.popleft().release)
         if self._draws.random() < self.script.madness:
             self._say(self._nonsense())
         if self._draws.random() < self.script.restlessness:

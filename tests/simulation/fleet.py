@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from loaderd_server.core.actions import Assign, KillWorker, MakeArena, StartWork
 from loaderd_server.core.events import (
     ArenaReady,
     ArenaRefused,
+    DatasetFailed,
     DatasetLost,
     DatasetReady,
     WorkerAnswered,
@@ -38,6 +39,9 @@ from loaderd_server.core.tasks import (
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+
+_NO_DATASET = Failure(ErrorCode.STREAM_ENDED, -1, "builtins:OSError", "the disk is gone")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ class Fleet:
         self._used_bytes = 0
         self._is_there = {d.name: False for d in world.scenario.datasets}
         self._stillborn = {d.name: d.stillborn for d in world.scenario.datasets}
-        self._accidents: set[BatchAddress] = set()
+        self._born = {d.name: 0 for d in world.scenario.datasets}
+        self._losses = {d.name: 0 for d in world.scenario.datasets}
+        self._accidents: Counter[BatchAddress] = Counter()
 
     # --- zygotes ----------------------------------------------------------------------------
 
@@ -94,15 +100,32 @@ class Fleet:
     def _lose(self, dataset: str) -> None:
         """A zygote dies, unless that could be taken for a sample's doing."""
         mine = [w for w in self.workers.values() if w.dataset == dataset]
-        if not self._is_there[dataset] or any(_is_delicate(w, self) for w in mine):
+        if not self._is_there[dataset] or any(self._is_delicate(w) for w in mine):
             return
         self._is_there[dataset] = False
+        self._losses[dataset] += 1
         for worker in mine:
             worker.is_gone = True
             del self.workers[worker.number]
         self._world.tell_core(DatasetLost(dataset, "was killed by signal 9 (SIGKILL)"))
-        length = next(d.length for d in self._world.scenario.datasets if d.name == dataset)
-        self._world.later(self._draws.uniform(0.01, 0.5), self._built, dataset, length)
+        script = self._world.truth.datasets[dataset]
+        after_s = self._draws.uniform(0.01, 0.5)
+        if script.is_lost_for_good and self._losses[dataset] == script.losses:
+            self._world.later(after_s, self._world.tell_core, DatasetFailed(dataset, _NO_DATASET))
+        else:
+            self._world.later(after_s, self._built, dataset, script.length)
+
+    def _is_delicate(self, worker: FakeWorker) -> bool:
+        """Whether the loss of this worker could count as one death too many for innocents.
+
+        The first loss of a zygote counts against nobody.
+        """
+        if not worker.hands or not self._losses[worker.dataset]:
+            return False
+        task = worker.hands[0]
+        if isinstance(task, BatchTask):
+            return bool(self._accidents[task.address])
+        return isinstance(task, ProbeTask)
 
     # --- processes --------------------------------------------------------------------------
 
@@ -112,7 +135,8 @@ class Fleet:
         self._world.check.that(action.worker not in self.workers, f"{action}: number in use")
         worker = FakeWorker(action.worker, action.dataset)
         self.workers[action.worker] = worker
-        if self._stillborn[action.dataset] > 0:
+        script = self._world.truth.datasets[action.dataset]
+        if self._stillborn[action.dataset] > 0 and self._born[action.dataset] >= script.born_before:
             self._stillborn[action.dataset] -= 1
             self._world.later(0.001, self._end, worker, None)
         else:
@@ -121,6 +145,7 @@ class Fleet:
     def _started(self, worker: FakeWorker) -> None:
         if not worker.is_gone:
             worker.is_started = True
+            self._born[worker.dataset] += 1
             self._world.tell_core(WorkerStarted(worker.number, 1000 + worker.number))
 
     def stop(self, action: StopWorker) -> None:
@@ -163,6 +188,10 @@ class Fleet:
             self.memory[task.place.arena, task.place.offset] = Contents(None, ())
         worker.result, worker.row, hangs = self._come_to(worker, task)
         took_s = self._draws.choice((0.0, 0.002, 0.02, 0.1))
+        if worker.result is not None and self._is_late(task):
+            # It answers just as the core has it killed: either may come first.
+            took_s = (self._world.scenario.settings.workers.timeout_s or 0.0) + took_s / 20
+            worker.row = 0
         if worker.result is not None:
             self._world.later(took_s, self._finish, worker, worker.begun)
         elif not hangs:
@@ -231,17 +260,32 @@ class Fleet:
         return BatchDone(task.task, rows, size_bytes, b"layout", 0, 0, tuple(failures))
 
     def _has_accident(self, task: BatchTask | MeasureTask | ProbeTask) -> bool:
-        """Once for some batches, a worker dies without a sample's doing."""
-        if not isinstance(task, BatchTask) or task.address in self._accidents:
+        """A worker dies without a sample's doing, but never so often that a sample is blamed."""
+        if not isinstance(task, BatchTask):
+            return False
+        most = 1 if self._is_ill(task) else 2
+        if self._accidents[task.address] >= most:
             return False
         if self._draws.random() >= self._world.scenario.accident_share:
             return False
-        self._accidents.add(task.address)
+        self._accidents[task.address] += 1
         return True
 
-    def had_accident(self, address: BatchAddress) -> bool:
-        """Whether a worker died on this batch without a sample's doing."""
-        return address in self._accidents
+    def _is_late(self, task: Task) -> bool:
+        """A task takes as long as the core has patience, once."""
+        if self._world.scenario.settings.workers.timeout_s is None:
+            return False
+        if not isinstance(task, BatchTask) or self._is_ill(task) or self._accidents[task.address]:
+            return False
+        if self._draws.random() >= self._world.scenario.accident_share / 5:
+            return False
+        self._accidents[task.address] += 2
+        return True
+
+    def _is_ill(self, task: BatchTask) -> bool:
+        script = self._world.truth.datasets[task.dataset]
+        ill = script.bad | script.deadly | script.hanging
+        return any(index in ill for index in task.indices.tolist())
 
     # --- arenas -----------------------------------------------------------------------------
 
@@ -260,14 +304,6 @@ class Fleet:
     def _arena_ready(self, action: MakeArena) -> None:
         self._world.check.arena_made(action)
         self._world.tell_core(ArenaReady(action.arena))
-
-
-def _is_delicate(worker: FakeWorker, fleet: Fleet) -> bool:
-    """Whether the loss of this worker would count against innocent samples."""
-    if not worker.hands:
-        return False
-    task = worker.hands[0]
-    return not isinstance(task, BatchTask) or fleet.had_accident(task.address)
 
 
 def _row_failure(row: int, index: int) -> RowFailure:

@@ -32,8 +32,11 @@ class DatasetScript:
     hanging: frozenset[int]
     #: How often its zygote dies.
     losses: int
-    #: How many workers die before they start.
+    #: Whether it cannot be built again after the last of these.
+    is_lost_for_good: bool
+    #: How many workers die before they start, and after how many that did start.
     stillborn: int
+    born_before: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class TrainerScript:
     batch_share: float
     epochs: int
     pace_s: float
-    #: Views it keeps beside the batch it works on.
+    #: Views it keeps after its work on them.
     keep: int
     #: Chance, a batch, to start anew somewhere.
     restlessness: float
@@ -117,7 +120,7 @@ def scenario_of(seed: int) -> Scenario:
         batch_sampled,
         frozenset(s.name for s in streams if draws.random() < 0.3),
         draws.choice((0.0, 0.0, 0.1, 0.8)),
-        draws.choice((0.0, 0.05)),
+        draws.choice((0.0, 0.05, 0.3)),
         draws.choice((0.0, 0.0, 0.3)),
         slots_bytes * draws.choice((1, 1, 2)),
         draws,
@@ -140,7 +143,9 @@ def _dataset(draws: random.Random, name: str, may_hang: bool) -> DatasetScript:
         frozenset(kinds[1]),
         frozenset(kinds[2]),
         draws.choice((0, 0, 0, 1, 2)),
+        draws.random() < 0.2,
         draws.choice((0, 0, 0, 2, 7)),
+        draws.choice((0, 1, 3)),
     )
 
 
@@ -168,13 +173,13 @@ def _trainer(draws: random.Random, streams: tuple[StreamSettings, ...]) -> Train
         draws.randrange(world_size),
         world_size,
         draws.choice((0, 1, 2, 2, 5)),
-        draws.choice((0.0, 0.0, draws.uniform(0, 3))),
+        draws.choice((0.0, 0.0, draws.uniform(0, 3), draws.uniform(0, 8))),
         draws.choice((0, 0, 0, 2)),
         draws.choice((0.0, 0.0, draws.random())),
         draws.choice((1, 2, 3, 4)),
         draws.choice((0.0, 0.01, 0.1)),
         draws.choice((0, 0, 1, 3, 20)),
-        draws.choice((0.0, 0.0, 0.05)),
+        draws.choice((0.0, 0.0, 0.05, 0.3)),
         draws.choice((0.0, 0.0, 0.1)),
         draws.uniform(0, 2) if 0.7 < fate <= 0.85 else math.inf,
         draws.choice((5.0, math.inf, math.inf)),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from tests.simulation.checker import Broken, Checker
 from tests.simulation.crowd import FakeTrainer
@@ -33,6 +33,17 @@ from loaderd_server.core.streams import Stream
 _TRACE = 60
 #: Far more than any schedule needs: one that comes here runs in circles.
 _MOST_STEPS = 50_000
+
+
+class Books(NamedTuple):
+    """Who has which slot."""
+
+    #: Slot number -> how often it is lent.
+    loans: Counter[int]
+    #: Stream -> announcements out, those without a slot too.
+    lent: Counter[str]
+    #: Slots that a job fills: in a worker's hands or waiting for one.
+    filling: set[int]
 
 
 class World:
@@ -153,39 +164,29 @@ class World:
         """One of them."""
         return self.core._streams[name]
 
-    def loans(self, stream: Stream) -> Counter[int]:
-        """How often each slot of a stream is lent, by the leases' books."""
-        return Counter(
-            slot.number
-            for lease in self.core._leases.values()
-            for held in lease._held.values()
-            for cursor, slot in held
-            if slot is not None and cursor.sequence.stream is stream
-        )
+    def books(self) -> Books:
+        """What the leases, the dispatcher and the queues say of slots."""
+        loans: Counter[int] = Counter()
+        lent: Counter[str] = Counter()
+        for lease in self.core._leases.values():
+            for held in lease._held.values():
+                for cursor, slot in held:
+                    lent[cursor.sequence.stream.name] += 1
+                    if slot is not None:
+                        loans[slot.number] += 1
+        filling = [job.slot.number for job in self._jobs() if job.slot is not None]
+        self.check.that(len(filling) == len(set(filling)), f"two jobs for one slot: {filling}")
+        return Books(loans, lent, set(filling))
 
-    def loan_count(self, stream: Stream) -> int:
-        """All announcements out, those without a slot too."""
-        return sum(
-            cursor.sequence.stream is stream
-            for lease in self.core._leases.values()
-            for held in lease._held.values()
-            for cursor, _ in held
-        )
-
-    def jobs(self, stream: Stream) -> set[int]:
-        """Slots that a job fills: in a worker's hands or waiting for one."""
-        dispatcher = self.core._dispatcher
-        found = []
-        for team in dispatcher.teams.values():
-            found += [entry[2] for entry in team._queue]
-            found += [given.job for worker in team.workers.values() for given in worker.hands]
-        numbers = [
-            job.slot.number
-            for job in found
-            if isinstance(job, BatchJob) and job.stream is stream and job.slot is not None
-        ]
-        self.check.that(len(numbers) == len(set(numbers)), f"two jobs for one slot: {numbers}")
-        return set(numbers)
+    def _jobs(self) -> Iterator[BatchJob]:
+        for team in self.core._dispatcher.teams.values():
+            for _, _, job in team._queue:
+                if isinstance(job, BatchJob):
+                    yield job
+            for worker in team.workers.values():
+                for given in worker.hands:
+                    if isinstance(given.job, BatchJob):
+                        yield given.job
 
     def workers_are_stillborn(self) -> bool:
         """Whether workers may die so often at their start that batches fail for it."""

@@ -10,6 +10,9 @@ from loaderd_server.core.sequences import Cursor
 #: Views a trainer may keep beside what is prefetched: the batch at work, and the one before it.
 VIEWS = 2
 MOST_PREFETCH = 64
+#: How long a trainer whose grant was lowered may be without a credit and without a release. Longer
+#: than most training steps: those who just work on gives back what was taken.
+STRANDED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +26,14 @@ class Changes:
 class Ledger:
     """The credits of one stream.
 
-    The rule: the sum over trainers of the greater of (granted, in hand) is at most
+    The rule: the sum over trainers of what each may take or keep (``cost``) is at most
     slots - workers - 1. Then what trainers have in hand, and what is made for them within their
     credits, leaves workers + 1 slots to make the next batch in, whatever the trainers do.
+
+    A trainer may keep views of all but one of the batches it was granted, for as long as it likes.
+    So a lowered grant is taken back only as far as batches are released, and always leaves it one
+    credit beyond those it keeps: with that one, copied and released at once, it goes on. A trainer
+    that is out of credits for STRANDED_S after its grant was lowered gets it.
     """
 
     def __init__(self, workers: int) -> None:
@@ -47,8 +55,8 @@ class Ledger:
         return max(0, self.slots - self._workers - 1)
 
     def used(self) -> int:
-        """Credits granted or taken, whichever is more, over all trainers."""
-        return self.orphans + sum(max(c.grant, c.outstanding) for c in self.admitted)
+        """What all trainers may take or keep."""
+        return self.orphans + sum(cost(c) for c in self.admitted)
 
     def wanted(self) -> int:
         """Credits that would please everyone."""
@@ -75,7 +83,7 @@ class Ledger:
         before = [c.grant for c in everyone]
         if may_take:
             for cursor, share in zip(self.admitted, shares, strict=False):
-                cursor.grant = min(cursor.grant, share)
+                _lower(cursor, share)
         targets = dict(zip(map(id, everyone), shares, strict=True))
         admitted = self._admit(targets)
         self._raise(targets)
@@ -93,7 +101,7 @@ class Ledger:
             free = self.most - self.used()
             if free < 1:
                 break
-            cursor.grant = min(free, targets[id(cursor)])
+            cursor.grant = cursor.promised = min(free, targets[id(cursor)])
             cursor.deadline = None
             self.waiting.remove(cursor)
             self.admitted.append(cursor)
@@ -103,11 +111,44 @@ class Ledger:
     def _raise(self, targets: dict[int, int]) -> None:
         free = self.most - self.used()
         for cursor in sorted(self.admitted, key=lambda c: c.grant):
-            paid = max(cursor.grant, cursor.outstanding)
+            paid = cost(cursor)
             grant = min(targets[id(cursor)], paid + free)
             if grant > cursor.grant:
                 cursor.grant = grant
+                cursor.promised = max(cursor.promised, grant)
                 free -= max(0, grant - paid)
+
+
+def cost(cursor: Cursor) -> int:
+    """Credits that a trainer may take, or needs to go on with all the views it may keep."""
+    return max(cursor.grant, min(cursor.outstanding + 1, cursor.promised))
+
+
+def take_back_promise(cursor: Cursor) -> None:
+    """What it was granted before, and has no batch in hand for, is given back."""
+    cursor.promised = max(cursor.grant, min(cursor.promised, cursor.outstanding + 1))
+    if cursor.outstanding < cursor.grant:
+        cursor.stranded_since = None
+
+
+def is_stranded(cursor: Cursor) -> bool:
+    """Whether it has no credit left, by a grant lower than it may have views."""
+    return cursor.grant <= cursor.outstanding < cursor.promised
+
+
+def lend(cursor: Cursor) -> None:
+    """One credit beyond what it keeps; the ledger has always counted it."""
+    cursor.grant = min(cursor.outstanding + 1, cursor.promised)
+    cursor.is_lent = True
+    cursor.stranded_since = None
+
+
+def _lower(cursor: Cursor, share: int) -> None:
+    if cursor.outstanding + 1 <= share:
+        cursor.is_lent = False
+    floor = min(cursor.outstanding + 1, cursor.promised) if cursor.is_lent else 1
+    cursor.grant = min(cursor.grant, max(share, floor))
+    take_back_promise(cursor)
 
 
 def fair_shares(wants: Sequence[int], available: int) -> list[int]:

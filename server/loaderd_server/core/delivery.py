@@ -9,6 +9,7 @@ from loaderd_protocol.messages import (
     BatchFailed,
 )
 from loaderd_server.core.actions import Tell
+from loaderd_server.core.credits import take_back_promise
 from loaderd_server.core.leases import Lease
 from loaderd_server.core.sequences import Cursor, CursorState, Epoch, Failed, Pending
 from loaderd_server.core.slots import Slot
@@ -83,6 +84,8 @@ class Delivery:
         cursor.outstanding -= 1
         if cursor.state is CursorState.ENDED:
             stream.ledger.orphans -= 1
+        elif cursor.promised > cursor.grant:
+            take_back_promise(cursor)
 
 
 def _announcement(where: tuple[int, int, int, int], slot: Slot) -> Announce:

@@ -135,9 +135,9 @@ class Cursor:
     """One subscription of a trainer: its place in a sequence, and its credits."""
 
     __slots__ = (
-        "asked_epoch", "awaits", "deadline", "epoch", "grant", "iteration", "lease", "outstanding",
-        "position", "scanned", "sequence", "served_tick", "start", "state", "sub", "waited_s",
-        "waiting_since", "want",
+        "asked_epoch", "awaits", "deadline", "epoch", "grant", "is_lent", "iteration", "lease",
+        "outstanding", "position", "promised", "scanned", "sequence", "served_tick", "start",
+        "state", "stranded_since", "sub", "waited_s", "waiting_since", "want",
     )  # fmt: skip
 
     def __init__(self, lease: int, sub: int, sequence: Sequence, want: int, epoch: int) -> None:
@@ -161,6 +161,13 @@ class Cursor:
         self.want = want
         self.grant = 0
         self.outstanding = 0
+        #: The trainer may keep views of so many batches less one: what it was granted before, as
+        #: far as it has not given that back since (see Ledger).
+        self.promised = 0
+        #: Since when it has had no credit left because its grant was lowered.
+        self.stranded_since: float | None = None
+        #: It was stranded for long and is lent one credit beyond its share.
+        self.is_lent = False
         #: Until when it may wait for a credit.
         self.deadline: float | None = None
         #: ``Turn.tick`` when a batch was last made for it.

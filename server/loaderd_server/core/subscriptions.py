@@ -15,7 +15,7 @@ from loaderd_protocol.messages import (
     Unsubscribed,
 )
 from loaderd_server.core.actions import Log, Severity, Tell
-from loaderd_server.core.credits import MOST_PREFETCH, VIEWS
+from loaderd_server.core.credits import MOST_PREFETCH, STRANDED_S, VIEWS, is_stranded, lend
 from loaderd_server.core.delivery import Delivery
 from loaderd_server.core.growth import Growth
 from loaderd_server.core.leases import MOST_CURSORS, Lease
@@ -30,7 +30,7 @@ MOST_EPOCH = 2**31 - 1
 #: DistributedSampler pads an order to a multiple of it: a wrong one must not fill the memory.
 MOST_WORLD_SIZE = 65536
 #: How long a newcomer waits for a credit that others are to give back.
-CREDIT_PATIENCE_S = 5.0
+CREDIT_PATIENCE_S = 10.0
 _MOST_COMPLAINTS = 3
 
 
@@ -161,9 +161,11 @@ class Subscriptions:
         stream.prune()
 
     def timer_fired(self, stream: Stream) -> None:
-        """Newcomers that got no credit in time are refused."""
+        """Newcomers that got no credit in time are refused; who is out of credits for long is helped."""
+        for cursor in stream.ledger.admitted:
+            self._relieve_stranded(cursor)
         for cursor in tuple(stream.ledger.waiting):
-            if cursor.deadline is None:
+            if cursor.deadline is None or cursor.state is CursorState.ENDED:
                 continue
             if self._turn.now >= cursor.deadline:
                 self._refuse(cursor, self._no_room(stream))
@@ -184,7 +186,27 @@ class Subscriptions:
             self._subscribed(stream, cursor)
         for cursor in changes.changed:
             self._delivery.advance(cursor)
+        for cursor in stream.ledger.admitted:
+            self._watch_stranded(cursor)
         self._check_waiting(stream, is_growing)
+
+    def _watch_stranded(self, cursor: Cursor) -> None:
+        if not is_stranded(cursor):
+            cursor.stranded_since = None
+            return
+        cursor.stranded_since = self._turn.now
+        self._turn.wake_at(self._turn.now + STRANDED_S)
+
+    def _relieve_stranded(self, cursor: Cursor) -> None:
+        """Whoever keeps views of all it is granted now gets one credit to go on with."""
+        if cursor.stranded_since is None:
+            return
+        if self._turn.now < cursor.stranded_since + STRANDED_S:
+            self._turn.wake_at(cursor.stranded_since + STRANDED_S)
+            return
+        lend(cursor)
+        self._turn.do(Tell(cursor.lease, Granted(cursor.sub, cursor.grant)))
+        self._delivery.advance(cursor)
 
     def _check_waiting(self, stream: Stream, is_growing: bool) -> None:
         """Newcomers without a credit wait for growth, or for others' releases, or not at all."""
@@ -194,7 +216,8 @@ class Subscriptions:
         for place, cursor in enumerate(tuple(ledger.waiting), len(ledger.admitted) + 1):
             if place > ledger.most:
                 self._refuse(cursor, self._no_room(stream))
-            elif cursor.deadline is None:
+                return  # which settled the others as well
+            if cursor.deadline is None:
                 cursor.deadline = self._turn.now + CREDIT_PATIENCE_S
                 self._turn.wake_at(cursor.deadline)
 
