@@ -18,6 +18,8 @@ from loaderd_server.core.settings import (
 PAGE_BYTES = 4096
 #: What a usual batch needs.
 BATCH_BYTES = 5000
+#: The slot that is made for it, with headroom.
+_SLOT_BYTES = 3 * PAGE_BYTES
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def scenario_of(seed: int) -> Scenario:
         for i in range(draws.choice((1, 1, 2, 3)))
     )
     batch_sampled = frozenset(s.name for s in streams if s.batch_size is None)
-    slots_bytes = 2 * PAGE_BYTES * draws.choice((workers + 2, workers + 6, 40, 200)) * len(streams)
+    slots_bytes = _SLOT_BYTES * draws.choice((workers + 2, workers + 6, 40, 200)) * len(streams)
     settings = CoreSettings(
         WorkerSettings(
             workers,
@@ -121,14 +123,14 @@ def scenario_of(seed: int) -> Scenario:
         frozenset(s.name for s in streams if draws.random() < 0.3),
         draws.choice((0.0, 0.0, 0.1, 0.8)),
         draws.choice((0.0, 0.05, 0.3)),
-        draws.choice((0.0, 0.0, 0.3)),
-        slots_bytes * draws.choice((1, 1, 2)),
+        draws.choice((0.0, 0.0, 0.0, 0.3)),
+        slots_bytes * draws.choice((1, 2, 4)) if draws.random() < 0.3 else 1 << 30,
         draws,
     )
 
 
 def _dataset(draws: random.Random, name: str, may_hang: bool) -> DatasetScript:
-    length = draws.choice((0, 1, 7, 16, 23, 40, 60, 90))
+    length = draws.choice((1, 7, 16, 23, 40, 60, 90)) if draws.random() < 0.97 else 0
     kinds: list[set[int]] = [set(), set(), set()]
     ill = draws.choice((0.0, 0.0, 0.05, 0.2))
     if draws.random() < 0.02:
@@ -143,9 +145,9 @@ def _dataset(draws: random.Random, name: str, may_hang: bool) -> DatasetScript:
         frozenset(kinds[1]),
         frozenset(kinds[2]),
         draws.choice((0, 0, 0, 1, 2)),
-        draws.random() < 0.2,
-        draws.choice((0, 0, 0, 2, 7)),
-        draws.choice((0, 1, 3)),
+        draws.random() < 0.1,
+        draws.choice((0, 0, 0, 0, 0, 2, 7)),
+        draws.choice((0, 1, 3, 3)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -113,21 +114,23 @@ def _evict(stream: Stream, slot_bytes: int, urgent_in: int | None) -> Slot | Non
     """Frees the slot whose next use is farthest; the longest unused of those nobody comes to."""
     victim: Slot | None = None
     farthest = -1
+    places: dict[Epoch, list[int]] = {}
     for slot in stream.pool.idle.values():
-        if slot.place.capacity_bytes != slot_bytes:
+        epoch = slot.epoch
+        if slot.place.capacity_bytes != slot_bytes or epoch is None:
             continue
-        assert slot.epoch is not None
-        distance = slot.epoch.distance(slot.batch)
-        if distance is None:
+        if epoch not in places:
+            places[epoch] = sorted(cursor.position for cursor in epoch.cursors)
+        before = bisect_right(places[epoch], slot.batch)
+        if before == 0:  # no cursor of its epoch comes to it any more
             victim = slot
             break
-        may_go = (urgent_in is not None and distance > urgent_in) or not slot.epoch.is_wanted(
-            slot.batch
-        )
-        if may_go and distance > farthest:
+        distance = slot.batch - places[epoch][before - 1]
+        if distance <= farthest:
+            continue
+        if (urgent_in is not None and distance > urgent_in) or not epoch.is_wanted(slot.batch):
             victim, farthest = slot, distance
-    if victim is not None:
-        assert victim.epoch is not None
+    if victim is not None and victim.epoch is not None:
         victim.epoch.forget(victim.batch)
         stream.pool.free(victim)
     return victim

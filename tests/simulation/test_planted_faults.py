@@ -1,0 +1,121 @@
+"""The simulation can fail: faults planted in the core are found within a few seeds."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.checker import Broken
+from tests.simulation.world import run_seed
+
+from loaderd_server.core.delivery import Delivery
+from loaderd_server.core.leases import Lease
+from loaderd_server.core.making import BatchJob, Maker
+from loaderd_server.core.sequences import Cursor, Epoch, Pending
+from loaderd_server.core.slots import Slot, SlotPool, SlotState
+
+_SEEDS = 60
+
+
+def _first_complaint() -> str:
+    for seed in range(_SEEDS):
+        try:
+            run_seed(seed)
+        except Broken as broken:
+            return str(broken).splitlines()[0]
+    pytest.fail(f"{_SEEDS} seeds did not notice the fault")
+
+
+def test_a_held_slot_that_is_filled_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = SlotPool.release
+
+    def forget_other_holds(pool: SlotPool, slot: Slot) -> None:
+        release(pool, slot)
+        while slot.holds:
+            release(pool, slot)
+
+    monkeypatch.setattr(SlotPool, "release", forget_other_holds)
+    assert "slot" in _first_complaint()
+
+
+def test_bytes_that_change_under_a_view_are_found_by_the_trainers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a look inside the core: its books agree with each other, and are wrong."""
+    give_back = Delivery.take_back
+
+    def keep_no_holds(delivery: Delivery, cursor: Cursor, slot: Slot | None) -> None:
+        give_back(delivery, cursor, slot)
+        if slot is not None and slot.state is SlotState.HELD:
+            slot.holds = 1
+            cursor.sequence.stream.pool.release(slot)
+
+    monkeypatch.setattr(Delivery, "take_back", keep_no_holds)
+    monkeypatch.setattr("tests.simulation.checker.Checker._slots_are_accounted_for", _look_away)
+    complaint = _first_complaint()
+    assert "view" in complaint or "released more often" in complaint
+
+
+def _look_away(*_: object) -> None:
+    pass
+
+
+def test_a_batch_that_is_skipped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = Delivery.advance
+
+    def skip_the_fifth(delivery: Delivery, cursor: Cursor) -> None:
+        if cursor.epoch is not None and cursor.position == 4:
+            cursor.position += 1
+        advance(delivery, cursor)
+
+    monkeypatch.setattr(Delivery, "advance", skip_the_fifth)
+    assert "is due" in _first_complaint()
+
+
+def test_a_slot_that_leaks_when_a_lease_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_all = Lease.take_all
+    monkeypatch.setattr(Lease, "take_all", lambda lease: take_all(lease)[1:])
+    assert "slot" in _first_complaint()
+
+
+def test_a_task_that_is_not_retried_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Maker, "worker_lost", lambda *_: None)
+    assert _first_complaint()
+
+
+def test_a_wait_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, but seen from the trainers alone."""
+    monkeypatch.setattr(Maker, "worker_lost", lambda *_: None)
+    monkeypatch.setattr("tests.simulation.checker.Checker._slots_are_accounted_for", _look_away)
+    assert "trainer" in _first_complaint()
+
+
+def test_a_failed_sample_that_is_not_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose_all(job: BatchJob) -> None:
+        job.positions = job.epoch.view.positions(job.batch)
+
+    monkeypatch.setattr(Maker, "_choose_positions", staticmethod(choose_all))
+    assert _first_complaint()
+
+
+def test_a_credit_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = Delivery.advance
+
+    def generous(delivery: Delivery, cursor: Cursor) -> None:
+        cursor.grant += 1
+        advance(delivery, cursor)
+        cursor.grant -= 1
+
+    monkeypatch.setattr(Delivery, "advance", generous)
+    assert "credits" in _first_complaint()
+
+
+def test_a_batch_made_twice_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = Epoch.settle
+
+    def forget(epoch: Epoch, batch: int, entry: Slot) -> None:
+        settle(epoch, batch, entry)
+        later = epoch.entries.get(batch + 1)
+        if isinstance(later, Pending):
+            epoch.forget(batch + 1)
+
+    monkeypatch.setattr(Epoch, "settle", forget)
+    assert "nobody knows of" in _first_complaint()
