@@ -15,7 +15,7 @@ cv2.setNumThreads(1)
 Image = npt.NDArray[Any]
 #: What cv2 takes; others go through numpy where that is possible, else are refused.
 CV2_DTYPES = frozenset(
-    np.dtype(name) for name in ("uint8", "int8", "uint16", "int16", "float32", "float64")
+    np.dtype(name) for name in ("uint8", "uint16", "int16", "float32", "float64")
 )
 INTERPOLATIONS = {
     "nearest": cv2.INTER_NEAREST,
