@@ -1,0 +1,205 @@
+"""What a worker does with each kind of task, for the streams of one dataset."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from loaderd_protocol.layout import Node
+from loaderd_server.batching.collate import DefaultCollate
+from loaderd_server.batching.faults import failure_of
+from loaderd_server.batching.fetch import BatchedFault, Fetched, Fetcher, Progress, SampleTask
+from loaderd_server.batching.imports import load
+from loaderd_server.batching.keys import Keys
+from loaderd_server.batching.order import draw
+from loaderd_server.batching.placing import Bytes, Placement, TooLarge, Writer
+from loaderd_server.batching.tree import plan_tree
+from loaderd_server.core.settings import ErrorPolicy
+from loaderd_server.core.tasks import (
+    BatchDone,
+    BatchTask,
+    BatchTooLarge,
+    MeasureDone,
+    MeasureTask,
+    OrderTask,
+    Place,
+    ProbeDone,
+    ProbeTask,
+    Result,
+    RowFailure,
+    Task,
+    TaskFailed,
+)
+from loaderd_server.workers.plan import DatasetPlan, StreamPlan, Target
+
+#: Slots are made a little larger than the first batch, as the next one's tail may be longer.
+_HEADROOM = 1.05
+
+
+class StreamMaker:
+    """Makes the batches of one stream."""
+
+    def __init__(
+        self, plan: StreamPlan, dataset: Any, keys: Keys, where: str, progress: Progress
+    ) -> None:
+        self.plan = plan
+        self._dataset = dataset
+        self._keys = keys
+        self._where = where
+        transforms = [_build(target) for target in plan.transforms]
+        self._fetcher = Fetcher(dataset, transforms, keys, where, progress)
+        self._makes_whole = hasattr(dataset, "batch_load")
+        if self._makes_whole and transforms:
+            raise ValueError(
+                f"stream {plan.name} has transforms, but its dataset makes whole batches "
+                f"(batch_load): transform there, or give the dataset __getitem__ instead"
+            )
+        self._collate = self._user_collate()
+        self._writer = Writer()
+
+    def batch(self, task: BatchTask, place: Callable[[Place], Bytes]) -> Result:
+        """Makes a batch in its place."""
+        policy = self.plan.on_error
+        try:
+            planned = self._plan(task, policy)
+            if isinstance(planned, TaskFailed):
+                return planned
+            fetched, root, placement, began = planned
+            if root is None:
+                return BatchDone(task.task, 0, 0, b"", 0, 0, tuple(fetched.failures))
+            written = self._writer.write(root, placement, place(task.place))
+        except TooLarge as large:
+            return BatchTooLarge(task.task, large.needed_bytes)
+        except BaseException as error:  # noqa: BLE001 - a user's collate; it must not end us
+            return self._whole_failed(task.task, error)
+        return BatchDone(
+            task.task, len(fetched.rows), written.size_bytes, written.layout, written.tail_offset,
+            written.tail_bytes, tuple(fetched.failures), fetched.load_s, fetched.transform_s,
+            time.perf_counter() - began,
+        )  # fmt: skip
+
+    def measure(self, task: MeasureTask) -> Result:
+        """Learns how large a slot must be; plans a batch and writes nothing."""
+        try:
+            planned = self._plan(task, ErrorPolicy.SKIP)
+        except BaseException:  # noqa: BLE001 - the batch itself will tell
+            return MeasureDone(task.task, 0)
+        if isinstance(planned, TaskFailed) or planned[1] is None:
+            return MeasureDone(task.task, 0)
+        size = self._writer.size_of(planned[2])
+        return MeasureDone(task.task, max(1, int(size * _HEADROOM) if planned[2].values else size))
+
+    def probe(self, task: ProbeTask) -> Result:
+        """Loads and transforms, and throws away."""
+        try:
+            if self._makes_whole:
+                self._fetcher.whole(task, ErrorPolicy.RAISE, self._collate or default_collate)
+            else:
+                self._fetcher.fetch(task, ErrorPolicy.SKIP)
+        except BatchedFault:
+            return ProbeDone(task.task)
+        return ProbeDone(task.task)
+
+    def _plan(
+        self, task: BatchTask | MeasureTask, policy: ErrorPolicy
+    ) -> TaskFailed | tuple[Fetched, Node | None, Placement, float]:
+        try:
+            batch, fetched = self._fetch(task, policy)
+        except BatchedFault as fault:
+            return self._whole_failed(task.task, fault.error)
+        if fetched.failures and policy is not ErrorPolicy.SKIP:
+            return TaskFailed(task.task, tuple(fetched.failures))
+        began = time.perf_counter()
+        placement = Placement()
+        if not fetched.rows:
+            return fetched, None, placement, began
+        if self._makes_whole:
+            return fetched, plan_tree(batch, placement), placement, began
+        if self._collate is not None:
+            self._keys.seed_batch(b"collate", task.address)
+            return fetched, plan_tree(self._collate(batch), placement), placement, began
+        indices = task.indices[fetched.rows].tolist()
+        return fetched, DefaultCollate(placement, indices).plan(batch), placement, began
+
+    def _fetch(self, task: SampleTask, policy: ErrorPolicy) -> tuple[Any, Fetched]:
+        if self._makes_whole:
+            return self._fetcher.whole(task, policy, self._collate or default_collate)
+        fetched = self._fetcher.fetch(task, policy)
+        return fetched.samples, fetched
+
+    def _whole_failed(self, task: int, error: BaseException) -> TaskFailed:
+        return TaskFailed(task, (RowFailure(-1, failure_of(error, -1, self._where)),))
+
+    def _user_collate(self) -> Callable[[Any], Any] | None:
+        if self.plan.collate is not None:
+            target = load(self.plan.collate.target)
+            args = dict(self.plan.collate.args)
+            if not args:
+                made: Callable[[Any], Any] = target() if isinstance(target, type) else target
+                return made
+            if isinstance(target, type):
+                built: Callable[[Any], Any] = target(**args)
+                return built
+            return lambda samples: target(samples, **args)
+        own = getattr(self._dataset, "_get_collate_fn", None)
+        chosen: Callable[[Any], Any] | None = own() if own is not None else None
+        return None if chosen is default_collate else chosen
+
+
+@dataclass(eq=False)
+class Maker:
+    """Does the tasks of one dataset in one worker."""
+
+    plan: DatasetPlan
+    dataset: Any
+    where: str
+    progress: Progress
+    place: Callable[[Place], Bytes]
+
+    def __post_init__(self) -> None:
+        self._streams: dict[str, StreamMaker] = {}
+
+    def do(self, task: Task) -> Result:
+        """Does a task; what user code raises becomes the result."""
+        try:
+            if isinstance(task, OrderTask):
+                return draw(task, self._stream_plan(task.stream), self.dataset)
+            stream = self._stream(task.address.stream)
+        except BaseException as error:  # noqa: BLE001 - a user's sampler, transform or collate
+            return TaskFailed(task.task, (RowFailure(-1, failure_of(error, -1, self.where)),))
+        if isinstance(task, BatchTask):
+            return stream.batch(task, self.place)
+        return stream.measure(task) if isinstance(task, MeasureTask) else stream.probe(task)
+
+    def _stream(self, name: str) -> StreamMaker:
+        found = self._streams.get(name)
+        if found is None:
+            plan = self._stream_plan(name)
+            keys = Keys(self.plan.name)
+            found = StreamMaker(plan, self.dataset, keys, self.where, self.progress)
+            self._streams[name] = found
+        return found
+
+    def _stream_plan(self, name: str) -> StreamPlan:
+        return next(stream for stream in self.plan.streams if stream.name == name)
+
+
+def _build(target: Target) -> Callable[[Any, Any], Any]:
+    """A transform: a class is built with its args; a function is called with them each time."""
+    if ":" in target.target:
+        named = load(target.target)
+    else:
+        from loaderd_server.transforms import resolve
+
+        named = resolve(target.target)
+    args = dict(target.args)
+    if isinstance(named, type):
+        built: Callable[[Any, Any], Any] = named(**args)
+        return built
+    if not args:
+        return named  # type: ignore[no-any-return]
+    return lambda sample, rng: named(sample, rng, **args)
