@@ -133,6 +133,7 @@ class Maker:
         """A batch that has no entry starts to be made in this free slot; its job is to be given out."""
         job = BatchJob(self, stream, epoch, batch)
         epoch.entries[batch] = job
+        job.due = self._turn.tick
         self._choose_positions(job)
         self.take_slot(job, slot)
         return job
@@ -155,8 +156,7 @@ class Maker:
         job.slot = slot
 
     def submit(self, job: BatchJob) -> None:
-        """Gives the job to the dispatcher once more, ahead of batches that wait."""
-        job.due = self._turn.tick
+        """Gives the job to the dispatcher once more; it is due since it was begun."""
         self._dispatcher.submit(job)
 
     # --- results ----------------------------------------------------------------------------

@@ -223,12 +223,11 @@ class Subscriptions:
 
     def _no_room(self, stream: Stream) -> str:
         ledger = stream.ledger
-        held = ledger.orphans + sum(c.outstanding for c in ledger.admitted)
         workers = ledger.slots - ledger.most - 1
         return (
             f"stream {stream.name!r} has no room for one more trainer: {ledger.slots} slots of "
             f"{stream.slot_bytes} bytes, {workers} workers, so {ledger.most} batches for trainers; "
-            f"{len(ledger.admitted)} trainers have {held} of them in hand. Raise "
+            f"{len(ledger.admitted)} trainers have or need {ledger.used()} of them. Raise "
             f"streams.{stream.name}.slots, or memory"
         )
 
