@@ -118,7 +118,7 @@ def _plain_record(node: Fields) -> Any:
     name = node.class_name.rpartition(":")[2].rpartition(".")[2]
     if node.is_dataclass:
         return dataclasses.make_dataclass(name, node.names)
-    return collections.namedtuple(name, node.names)  # type: ignore[misc]
+    return collections.namedtuple(name, node.names)
 
 
 def _leaf(node: Tensor, output: str) -> Leaf:

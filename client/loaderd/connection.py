@@ -219,7 +219,7 @@ class Connection:
         poller = select.poll()
         poller.register(self._lease_socket.fileno(), select.POLLIN)
         if self._dealer is not None:
-            poller.register(self._dealer.getsockopt(zmq.FD), select.POLLIN)
+            poller.register(self._dealer.fileno(), select.POLLIN)
         poller.poll(max(1, int(timeout_s * 1000)))
 
     def _drain(self) -> None:
@@ -243,7 +243,7 @@ class Connection:
     def _read_lease(self) -> None:
         while not self._closed and not self._lost:
             try:
-                frame, ancillary, flags, _ = self._lease_socket.recvmsg(
+                frame, ancillary, _flags, _ = self._lease_socket.recvmsg(
                     _PACKET_BYTES,
                     socket.CMSG_SPACE(4),
                     socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC,
@@ -251,7 +251,7 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError:
-                frame, ancillary, flags = b"", [], 0
+                frame, ancillary = b"", []
             if not frame:
                 self._lost = True
                 return

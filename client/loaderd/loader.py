@@ -9,7 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderd import forking, ranks
 from loaderd.batch import build
@@ -28,6 +28,9 @@ from loaderd_protocol.messages import (
     Subscribe,
     Subscribed,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Output = Literal["torch", "numpy"]
 #: How many failed samples ``Loader.failures`` remembers.
@@ -152,7 +155,7 @@ class Loader:
                     subscription.end()
         self._finalizer()
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:

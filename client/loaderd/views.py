@@ -39,7 +39,7 @@ class LeaseSocket:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         #: Views that are out, by a number of their own.
-        self.out: dict[int, weakref.finalize] = {}
+        self.out: dict[int, weakref.finalize[..., Bytes]] = {}
         self.closed = False
         self._unsent: deque[bytes] = deque()
 

@@ -1,0 +1,1 @@
+"""The command line: ``loaderd serve``, ``check`` and ``status``."""

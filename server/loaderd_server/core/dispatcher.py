@@ -227,7 +227,7 @@ class Dispatcher:
         for given in rest:
             team.submit(given.job)
         if worker.state is not WorkerState.ENDING or head is not None:
-            self._count_death(team, worker, how, had_a_task=head is not None)
+            self._count_death(team, worker, how, head)
         if head is None:
             return
         killed = worker.killed_at_task
@@ -238,9 +238,16 @@ class Dispatcher:
         timed_out = killed is not None
         head.job.worker_lost(WorkerLoss(number, worker.pid, how, row, timed_out, False))
 
-    def _count_death(self, team: Team, worker: Worker, how: str, *, had_a_task: bool) -> None:
+    def _count_death(self, team: Team, worker: Worker, how: str, head: Given | None) -> None:
+        self._turn.log(
+            Severity.WARNING,
+            f"worker {worker.number} (pid {worker.pid}, dataset {team.dataset!r}) {how} "
+            + (f"while it was to {head.job}" if head is not None else "with nothing in hand"),
+        )
+        if head is not None and head.job.alone:
+            return  # as was to be feared; the search for the sample needs few such deaths
         team.deaths_in_row += 1
-        if not had_a_task:
+        if head is None:
             team.idle_deaths_in_row += 1
             team.is_hopeless = team.idle_deaths_in_row >= _HOPELESS_STARTS and not team.workers
         over = team.deaths_in_row - _FREE_RESPAWNS
@@ -248,11 +255,6 @@ class Dispatcher:
             pause_s = min(_FIRST_PAUSE_S * 2 ** min(over, 20), _LONGEST_PAUSE_S)
             team.not_before = self._turn.now + pause_s
             self._turn.wake_at(team.not_before)
-        self._turn.log(
-            Severity.WARNING,
-            f"worker {worker.number} (pid {worker.pid}, dataset {team.dataset!r}) {how}; "
-            f"death {team.deaths_in_row} since a worker last answered",
-        )
 
     def _give_up_hopeless(self, source: BatchSource) -> None:
         """Where workers keep dying at their start, whoever waits for the dataset is told, once a try."""

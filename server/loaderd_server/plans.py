@@ -1,0 +1,125 @@
+"""From the configuration to what the core and the zygotes are built from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from loaderd_server.config import Config, SamplerConfig, StreamConfig, TargetConfig
+from loaderd_server.core.settings import (
+    CoreSettings,
+    ErrorPolicy,
+    Mode,
+    OnError,
+    StreamSettings,
+    WorkerSettings,
+)
+from loaderd_server.workers.plan import (
+    DatasetPlan,
+    ProcessPlan,
+    SamplerPlan,
+    StreamPlan,
+    Target,
+)
+
+
+def core_settings(config: Config) -> CoreSettings:
+    """What the core must know."""
+    workers = config.workers
+    return CoreSettings(
+        workers=WorkerSettings(
+            count=workers.count,
+            timeout_s=workers.timeout_s,
+            idle_s=workers.idle_s,
+            max_rss_bytes=workers.max_rss,
+            depth=workers.depth,
+        ),
+        streams=tuple(_settings(name, stream) for name, stream in config.streams.items()),
+        memory_bytes=config.memory,
+    )
+
+
+def dataset_plans(config: Config, directory: Path) -> tuple[DatasetPlan, ...]:
+    """What each zygote must know. Paths in ``python_path`` count from ``directory``."""
+    python_path = tuple(str((directory / path).resolve()) for path in config.python_path)
+    workers = config.workers
+    process = ProcessPlan(
+        workers.start_method, workers.affinity, workers.niceness, workers.worker_init
+    )
+    return tuple(
+        DatasetPlan(name, Target(dataset.target, dataset.args), python_path, streams, process)
+        for name, (dataset, streams) in _by_dataset(config).items()
+    )
+
+
+def _by_dataset(config: Config) -> dict[str, tuple[TargetConfig, tuple[StreamPlan, ...]]]:
+    found: dict[str, tuple[TargetConfig, tuple[StreamPlan, ...]]] = {}
+    for name, stream in config.streams.items():
+        dataset = _dataset_name(name, stream)
+        inline = stream.dataset
+        target = config.datasets[inline] if isinstance(inline, str) else inline
+        _target, streams = found.get(dataset, (target, ()))
+        found[dataset] = (target, (*streams, _plan(name, stream)))
+    return found
+
+
+def _dataset_name(stream_name: str, stream: StreamConfig) -> str:
+    """A dataset written within a stream goes by the stream's name."""
+    return stream.dataset if isinstance(stream.dataset, str) else f"streams.{stream_name}"
+
+
+def _settings(name: str, stream: StreamConfig) -> StreamSettings:
+    on_error = stream.on_error
+    return StreamSettings(
+        name=name,
+        dataset=_dataset_name(name, stream),
+        mode=Mode(stream.mode),
+        seed=stream.seed,
+        batch_size=stream.batch_size,
+        drop_last=stream.drop_last,
+        on_error=OnError(ErrorPolicy(on_error.policy), on_error.max_count, on_error.max_rate),
+        slot_bytes=stream.slot_bytes if isinstance(stream.slot_bytes, int) else None,
+        slots=stream.slots if isinstance(stream.slots, int) else None,
+    )
+
+
+def _plan(name: str, stream: StreamConfig) -> StreamPlan:
+    return StreamPlan(
+        name=name,
+        mode=Mode(stream.mode),
+        seed=stream.seed,
+        batch_size=stream.batch_size,
+        drop_last=stream.drop_last,
+        sampler=_sampler(stream.sampler),
+        transforms=tuple(_transform(item) for item in stream.transform),
+        collate=_collate(stream),
+        on_error=ErrorPolicy(stream.on_error.policy),
+    )
+
+
+def _sampler(sampler: str | SamplerConfig) -> SamplerPlan:
+    if isinstance(sampler, str):
+        return SamplerPlan(sampler)
+    if sampler.weighted is not None:
+        return SamplerPlan("weighted", sampler.weighted.model_dump())
+    if sampler.subset is not None:
+        return SamplerPlan("subset", sampler.subset.model_dump())
+    if sampler.target is not None:
+        return SamplerPlan("target", sampler.args, sampler.target)
+    return SamplerPlan("batch_target", sampler.args, sampler.batch_target)
+
+
+def _transform(item: str | dict[str, Any]) -> Target:
+    if isinstance(item, str):
+        return Target(item)
+    if "target" in item:
+        return Target(item["target"], item.get("args", {}))
+    ((name, args),) = item.items()
+    return Target(name, args or {})
+
+
+def _collate(stream: StreamConfig) -> Target | None:
+    collate = stream.collate
+    if isinstance(collate, TargetConfig):
+        return Target(collate.target, collate.args)
+    return None if collate == "default" else Target(collate)
