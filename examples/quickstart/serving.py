@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,13 +101,15 @@ class Daemon:
 
 
 @contextmanager
-def serving(config: Path, run_dir: Path) -> Iterator[Daemon]:
-    """A ready daemon that is stopped at the end.
+def serving(
+    config: Path, run_dir: Path, program: Sequence[str] = ("loaderd_server",)
+) -> Iterator[Daemon]:
+    """A ready daemon that is stopped at the end. ``program``: the module to run and its arguments.
 
     Raises: DaemonFailed.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "loaderd_server", "serve",
+        [sys.executable, "-m", *program, "serve",
          "--config", str(config), "--run-dir", str(run_dir)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
