@@ -42,7 +42,8 @@ def _belongings() -> Belongings:
         frozenset(child.pid for child in psutil.Process().children(recursive=True)),
         frozenset(t.name for t in threading.enumerate() if not t.daemon),
         _descriptors(),
-        frozenset(os.listdir("/dev/shm")),
+        # Semaphores of multiprocessing come and go with other programs of this machine.
+        frozenset(name for name in os.listdir("/dev/shm") if not name.startswith("sem.")),
     )
 
 
