@@ -10,6 +10,7 @@ import time
 from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 from benchmarks import sources
 from benchmarks.processes import Job, together
@@ -56,9 +57,9 @@ def _attach(address: Path, _barrier: Barrier) -> float:
 
 
 def _stock(method: str, _barrier: Barrier) -> float:
-    dataset = sources.Tiny()
+    dataset: Any = sources.Tiny()
     began = time.monotonic()
-    loader = DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         dataset, sources.BATCH, shuffle=True, num_workers=sources.WORKERS,
         multiprocessing_context=method,
     )  # fmt: skip

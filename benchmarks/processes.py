@@ -39,7 +39,7 @@ def together(jobs: Sequence[Job]) -> list[Any]:
     processes: list[BaseProcess] = []
     for job in jobs:
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_run, args=(job, barrier, sender))
+        process: BaseProcess = context.Process(target=_run, args=(job, barrier, sender))
         process.start()
         sender.close()
         pipes.append(receiver)

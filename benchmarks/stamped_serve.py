@@ -33,7 +33,7 @@ def _stamping_send(socket: Any, data: Any, *args: Any, **options: Any) -> Any:
 def main() -> None:
     """Serves with the arguments behind the first."""
     stamps = Path(sys.argv.pop(1))
-    zmq.Socket.send = _stamping_send  # type: ignore[method-assign]
+    zmq.Socket.send = _stamping_send  # type: ignore[assignment,method-assign]
     from loaderd_server.__main__ import main as serve
 
     try:

@@ -54,7 +54,7 @@ class Daemon:
         """The document of ``loaderd status --json``."""
         command = [sys.executable, "-m", "loaderd_server", "status", "--json"]
         answer = subprocess.run(
-            [*command, "--run-dir", str(self.run_dir)],
+            [*command, "--address", str(self.run_dir)],
             check=True, capture_output=True, text=True, timeout=START_S,
         )  # fmt: skip
         document: dict[str, Any] = json.loads(answer.stdout)
