@@ -18,8 +18,8 @@ from loaderd_protocol.messages import (
     Unsubscribed,
 )
 from loaderd_server.core.actions import Action, Assign, MakeArena, Tell
+from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.events import LeaseEnded, TrainerSaid
-from loaderd_server.core.making import BatchJob
 from loaderd_server.core.slots import SlotState
 from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.tasks import BatchAddress, BatchTask

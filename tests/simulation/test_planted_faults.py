@@ -6,22 +6,26 @@ import pytest
 from tests.simulation.checker import Broken
 from tests.simulation.world import run_seed
 
+from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.delivery import Delivery
 from loaderd_server.core.leases import Lease
-from loaderd_server.core.making import BatchJob, Maker
+from loaderd_server.core.making import Maker
 from loaderd_server.core.sequences import Cursor, Epoch, Pending
 from loaderd_server.core.slots import Slot, SlotPool, SlotState
 
 _SEEDS = 60
 
 
-def _first_complaint() -> str:
+def _is_found(*words: str) -> bool:
+    """Whether some seed breaks with one of these words in what it says."""
     for seed in range(_SEEDS):
         try:
             run_seed(seed)
         except Broken as broken:
-            return str(broken).splitlines()[0]
-    pytest.fail(f"{_SEEDS} seeds did not notice the fault")
+            complaint = str(broken).splitlines()[0]
+            if any(word in complaint for word in words):
+                return True
+    return False
 
 
 def test_a_held_slot_that_is_filled_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +37,7 @@ def test_a_held_slot_that_is_filled_again_is_found(monkeypatch: pytest.MonkeyPat
             release(pool, slot)
 
     monkeypatch.setattr(SlotPool, "release", forget_other_holds)
-    assert "slot" in _first_complaint()
+    assert _is_found("slot")
 
 
 def test_bytes_that_change_under_a_view_are_found_by_the_trainers_alone(
@@ -50,8 +54,7 @@ def test_bytes_that_change_under_a_view_are_found_by_the_trainers_alone(
 
     monkeypatch.setattr(Delivery, "take_back", keep_no_holds)
     monkeypatch.setattr("tests.simulation.checker.Checker._slots_are_accounted_for", _look_away)
-    complaint = _first_complaint()
-    assert "view" in complaint or "released more often" in complaint
+    assert _is_found("bytes changed under a view", "has a view")
 
 
 def _look_away(*_: object) -> None:
@@ -67,25 +70,25 @@ def test_a_batch_that_is_skipped_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         advance(delivery, cursor)
 
     monkeypatch.setattr(Delivery, "advance", skip_the_fifth)
-    assert "is due" in _first_complaint()
+    assert _is_found("is due")
 
 
 def test_a_slot_that_leaks_when_a_lease_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     take_all = Lease.take_all
     monkeypatch.setattr(Lease, "take_all", lambda lease: take_all(lease)[1:])
-    assert "slot" in _first_complaint()
+    assert _is_found("slot")
 
 
 def test_a_task_that_is_not_retried_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Maker, "worker_lost", lambda *_: None)
-    assert _first_complaint()
+    assert _is_found("slot")
 
 
 def test_a_wait_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, but seen from the trainers alone."""
     monkeypatch.setattr(Maker, "worker_lost", lambda *_: None)
     monkeypatch.setattr("tests.simulation.checker.Checker._slots_are_accounted_for", _look_away)
-    assert "trainer" in _first_complaint()
+    assert _is_found("trainer")
 
 
 def test_a_failed_sample_that_is_not_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +96,7 @@ def test_a_failed_sample_that_is_not_left_out_is_found(monkeypatch: pytest.Monke
         job.positions = job.epoch.view.positions(job.batch)
 
     monkeypatch.setattr(Maker, "_choose_positions", staticmethod(choose_all))
-    assert _first_complaint()
+    assert _is_found("expected", "circles")
 
 
 def test_a_credit_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +108,7 @@ def test_a_credit_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         cursor.grant -= 1
 
     monkeypatch.setattr(Delivery, "advance", generous)
-    assert "credits" in _first_complaint()
+    assert _is_found("credits")
 
 
 def test_a_batch_made_twice_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,4 +121,4 @@ def test_a_batch_made_twice_at_once_is_found(monkeypatch: pytest.MonkeyPatch) ->
             epoch.forget(batch + 1)
 
     monkeypatch.setattr(Epoch, "settle", forget)
-    assert "nobody knows of" in _first_complaint()
+    assert _is_found("nobody knows of")

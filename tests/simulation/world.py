@@ -25,9 +25,9 @@ from loaderd_server.core.actions import (
     Tell,
     WakeAt,
 )
+from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.engine import Core
 from loaderd_server.core.events import Event, TimerFired, TrainerSaid
-from loaderd_server.core.making import BatchJob
 from loaderd_server.core.streams import Stream
 
 _TRACE = 60

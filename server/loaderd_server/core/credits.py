@@ -127,8 +127,6 @@ def cost(cursor: Cursor) -> int:
 def take_back_promise(cursor: Cursor) -> None:
     """What it was granted before, and has no batch in hand for, is given back."""
     cursor.promised = max(cursor.grant, min(cursor.promised, cursor.outstanding + 1))
-    if cursor.outstanding < cursor.grant:
-        cursor.stranded_since = None
 
 
 def is_stranded(cursor: Cursor) -> bool:

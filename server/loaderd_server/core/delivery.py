@@ -86,6 +86,7 @@ class Delivery:
             stream.ledger.orphans -= 1
         elif cursor.promised > cursor.grant:
             take_back_promise(cursor)
+            cursor.stranded_since = None  # it is not: it gives back
 
 
 def _announcement(where: tuple[int, int, int, int], slot: Slot) -> Announce:

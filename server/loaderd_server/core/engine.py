@@ -8,6 +8,7 @@ from typing import Any
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_protocol.messages import Release, Start, Subscribe, Unsubscribe
 from loaderd_server.core.actions import Action
+from loaderd_server.core.admission import Admission
 from loaderd_server.core.arenas import ArenaDesk, Purpose
 from loaderd_server.core.delivery import Delivery
 from loaderd_server.core.dispatcher import Dispatcher
@@ -65,8 +66,9 @@ class Core:
         orders.listener = self._order_made
         self._opening = Opening(turn, self._dispatcher, orders, self._arenas, workers)
         self._growth = Growth(turn, self._arenas)
+        self._admission = Admission(turn, self._growth, delivery)
         self._subscriptions = Subscriptions(
-            turn, self._streams, self._leases, orders, self._growth, delivery
+            turn, self._streams, self._leases, orders, self._admission, delivery
         )
         self._opening.opened = self._subscriptions.stream_opened
         self._opening.closed = self._subscriptions.stream_closed
@@ -195,7 +197,7 @@ class Core:
             self._opening.arena_ready(stream)
         elif request.purpose is Purpose.CREDITS:
             self._growth.ready(stream)
-            self._subscriptions.settle_credits(stream)
+            self._admission.settle(stream)
         else:
             self._large.arena_ready(stream)
 
@@ -208,7 +210,7 @@ class Core:
             self._opening.arena_refused(request, event.text)
         elif request.purpose is Purpose.CREDITS:
             self._growth.refused(stream, event.text)
-            self._subscriptions.settle_credits(stream)
+            self._admission.settle(stream)
         else:
             self._large.arena_refused(request, event.text)
 
@@ -216,5 +218,5 @@ class Core:
         self._turn.timer_fired()
         self._dispatcher.timer_fired()
         for stream in self._streams.values():
-            self._subscriptions.timer_fired(stream)
+            self._admission.timer_fired(stream)
             self._large.timer_fired(stream)

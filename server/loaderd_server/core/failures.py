@@ -143,3 +143,9 @@ def deadly_batch(batch: int, deaths: int, loss: WorkerLoss) -> Failure:
         f"of it does so alone: look at its collate, and at the memory the whole batch needs"
     )
     return Failure(code, -1, "", text, where=loss.where)
+
+
+def unexpected_answer(kind: str) -> Failure:
+    """The failure of a batch whose worker answered with something else: a fault of loaderd's own."""
+    text = f"the worker answered with {kind}, which is no answer to its task; please report this"
+    return Failure(ErrorCode.SAMPLE, -1, "", text)

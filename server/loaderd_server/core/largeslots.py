@@ -5,8 +5,9 @@ from __future__ import annotations
 from loaderd_protocol.arena import page_align
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.arenas import ArenaDesk, ArenaRequest, Purpose
+from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.credits import MOST_PREFETCH, VIEWS
-from loaderd_server.core.making import BatchJob, Maker
+from loaderd_server.core.making import Maker
 from loaderd_server.core.overflow import PATIENCE_S, Refusal, size_class
 from loaderd_server.core.scheduler import slot_for
 from loaderd_server.core.streams import Phase, Stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from loaderd_protocol.errors import ErrorCode, Failure
+from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.delivery import Delivery
 from loaderd_server.core.dispatcher import Dispatcher
 from loaderd_server.core.failures import (
@@ -14,21 +15,17 @@ from loaderd_server.core.failures import (
     failed_in,
     good_positions,
     substituted_positions,
+    unexpected_answer,
 )
 from loaderd_server.core.jobs import WorkerLoss
 from loaderd_server.core.poison import PoisonSearch
-from loaderd_server.core.sequences import Emptied, Epoch, Failed, Pending
+from loaderd_server.core.sequences import Emptied, Epoch, Failed
 from loaderd_server.core.settings import ErrorPolicy
 from loaderd_server.core.slots import Slot
-from loaderd_server.core.streams import Phase, Stream
+from loaderd_server.core.streams import Stream
 from loaderd_server.core.tasks import (
-    BatchAddress,
     BatchDone,
-    BatchTask,
-    BatchTooLarge,
-    Indices,
     ProbeDone,
-    ProbeTask,
     Result,
     RowFailure,
     TaskFailed,
@@ -39,84 +36,6 @@ from loaderd_server.core.turn import Turn
 _DEATHS_BEFORE_SEARCH = 2
 #: How often a batch is sent again because its substitutes failed as well.
 _MOST_SUBSTITUTIONS = 64
-
-
-class BatchJob(Pending):
-    """One batch on its way. It owns its slot, which is FILLING, from the choice to the end."""
-
-    __slots__ = (
-        "alone", "batch", "dataset", "deaths", "due", "epoch", "is_last_try", "maker",
-        "needed_bytes", "positions", "search", "slot", "stream", "substitutions", "zygote_losses",
-    )  # fmt: skip
-
-    def __init__(self, maker: Maker, stream: Stream, epoch: Epoch, batch: int) -> None:
-        self.maker = maker
-        self.stream = stream
-        self.dataset = stream.settings.dataset
-        self.epoch = epoch
-        self.batch = batch
-        self.slot: Slot | None = None
-        self.due = 0
-        self.alone = False
-        #: Positions of the rows, as sent.
-        self.positions: Indices | range = range(0)
-        self.needed_bytes = 0
-        self.deaths = 0
-        self.zygote_losses = 0
-        self.search: PoisonSearch | None = None
-        self.is_last_try = False
-        self.substitutions = 0
-
-    def __str__(self) -> str:
-        what = "search for the sample that ends workers in" if self.search is not None else "make"
-        return f"{what} batch {self.batch} of epoch {self.epoch.number} of {self.stream.name}"
-
-    def task(self, number: int) -> BatchTask | ProbeTask:
-        """The batch itself, or rows of it while the sample that ends workers is searched for."""
-        sequence = self.epoch.sequence
-        address = BatchAddress(
-            self.stream.name,
-            self.stream.settings.seed,
-            self.epoch.number,
-            self.batch,
-            sequence.rank,
-            sequence.world_size,
-        )
-        if self.search is not None and (rows := self.search.trying) is not None:
-            positions = self.positions[rows.start : rows.stop]
-            return ProbeTask(number, self.dataset, address, *self.epoch.view.samples(positions))
-        assert self.slot is not None
-        samples = self.epoch.view.samples(self.positions)
-        return BatchTask(number, self.dataset, address, *samples, self.slot.place)
-
-    def answered(self, result: Result) -> None:
-        """See Job."""
-        if self.stream.phase is Phase.CLOSED:
-            self.maker.drop(self)
-        elif self.search is not None:
-            self.maker.probed(self, result)
-        elif isinstance(result, BatchDone):
-            self.maker.done(self, result)
-        elif isinstance(result, BatchTooLarge):
-            self.maker.too_large(self, result.needed_bytes)
-        elif isinstance(result, TaskFailed):
-            self.maker.rows_failed(self, result.failures)
-        else:
-            self.maker.fail(self, _unexpected(result))
-
-    def worker_lost(self, loss: WorkerLoss) -> None:
-        """See Job."""
-        if self.stream.phase is Phase.CLOSED:
-            self.maker.drop(self)
-        else:
-            self.maker.worker_lost(self, loss)
-
-    def abandoned(self, text: str) -> None:
-        """See Job."""
-        if self.stream.phase is Phase.CLOSED:
-            self.maker.drop(self)
-        else:
-            self.maker.fail(self, Failure(ErrorCode.WORKER_DIED, -1, "", text))
 
 
 class Maker:
@@ -212,7 +131,7 @@ class Maker:
         """Exceptions ended the task."""
         whole = [f.failure for f in failures if not 0 <= f.row < len(job.positions)]
         if whole or not failures:
-            self.fail(job, whole[0] if whole else _unexpected(TaskFailed(0, ())))
+            self.fail(job, whole[0] if whole else unexpected_answer("an empty TaskFailed"))
         elif job.stream.settings.on_error.policy is ErrorPolicy.RAISE:
             self.fail(job, failures[0].failure)
         else:
@@ -324,7 +243,7 @@ class Maker:
         """The rows of a probe did their worker no harm (that they may raise is no matter here)."""
         assert job.search is not None
         if not isinstance(result, (ProbeDone, TaskFailed)):
-            self.fail(job, _unexpected(result))
+            self.fail(job, unexpected_answer(type(result).__name__))
             return
         job.search.survived()
         if job.search.trying is not None:
@@ -350,11 +269,6 @@ class Maker:
             self.fail(job, failure)
         else:
             self._without(job, [(position, failure)])
-
-
-def _unexpected(result: Result) -> Failure:
-    text = f"the worker answered with {type(result).__name__}, which is no answer to its task"
-    return Failure(ErrorCode.SAMPLE, -1, "", text)
 
 
 def _no_substitute(job: BatchJob, text: str) -> Failure:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from loaderd_protocol.arena import page_align
 
 if TYPE_CHECKING:
-    from loaderd_server.core.making import BatchJob
+    from loaderd_server.core.batchjob import BatchJob
 
 #: How long a batch waits for a large slot that trainers hold.
 PATIENCE_S = 10.0

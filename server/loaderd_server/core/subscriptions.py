@@ -5,7 +5,6 @@ from __future__ import annotations
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_protocol.messages import (
     EpochStarted,
-    Granted,
     Refused,
     Release,
     Start,
@@ -15,9 +14,9 @@ from loaderd_protocol.messages import (
     Unsubscribed,
 )
 from loaderd_server.core.actions import Log, Severity, Tell
-from loaderd_server.core.credits import MOST_PREFETCH, STRANDED_S, VIEWS, is_stranded, lend
+from loaderd_server.core.admission import Admission
+from loaderd_server.core.credits import MOST_PREFETCH, VIEWS
 from loaderd_server.core.delivery import Delivery
-from loaderd_server.core.growth import Growth
 from loaderd_server.core.leases import MOST_CURSORS, Lease
 from loaderd_server.core.ordering import OrderDesk
 from loaderd_server.core.orders import RankOrder
@@ -29,8 +28,6 @@ from loaderd_server.core.turn import Turn
 MOST_EPOCH = 2**31 - 1
 #: DistributedSampler pads an order to a multiple of it: a wrong one must not fill the memory.
 MOST_WORLD_SIZE = 65536
-#: How long a newcomer waits for a credit that others are to give back.
-CREDIT_PATIENCE_S = 10.0
 _MOST_COMPLAINTS = 3
 
 
@@ -43,14 +40,16 @@ class Subscriptions:
         streams: dict[str, Stream],
         leases: dict[int, Lease],
         orders: OrderDesk,
-        growth: Growth,
+        admission: Admission,
         delivery: Delivery,
     ) -> None:
         self._turn = turn
         self._streams = streams
         self._leases = leases
         self._orders = orders
-        self._growth = growth
+        self._admission = admission
+        admission.admitted = self._subscribed
+        admission.refused = self._refuse
         self._delivery = delivery
 
     # --- what trainers say ------------------------------------------------------------------
@@ -105,7 +104,7 @@ class Subscriptions:
             return
         self._end(cursor)
         self._turn.do(Tell(lease.number, Unsubscribed(asked.sub)))
-        self.settle_credits(cursor.sequence.stream)
+        self._admission.settle(cursor.sequence.stream)
 
     def release(self, lease: Lease, given: Release) -> None:
         """One announcement comes back."""
@@ -117,7 +116,7 @@ class Subscriptions:
         self._delivery.take_back(cursor, slot)
         self._delivery.advance(cursor)
         if cursor.sequence.stream.ledger.is_tight:
-            self.settle_credits(cursor.sequence.stream)
+            self._admission.settle(cursor.sequence.stream)
 
     def lease_ended(self, lease: Lease) -> None:
         """The trainer is gone: all it held is free."""
@@ -128,7 +127,7 @@ class Subscriptions:
             self._delivery.take_back(cursor, slot)
             streams[cursor.sequence.stream.name] = cursor
         for cursor in streams.values():
-            self.settle_credits(cursor.sequence.stream)
+            self._admission.settle(cursor.sequence.stream)
 
     # --- what becomes of streams ------------------------------------------------------------
 
@@ -160,88 +159,13 @@ class Subscriptions:
                 self._begin(cursor)
         stream.prune()
 
-    def timer_fired(self, stream: Stream) -> None:
-        """Newcomers that got no credit in time are refused; who is out of credits for long is helped."""
-        for cursor in stream.ledger.admitted:
-            self._relieve_stranded(cursor)
-        for cursor in tuple(stream.ledger.waiting):
-            if cursor.deadline is None or cursor.state is CursorState.ENDED:
-                continue
-            if self._turn.now >= cursor.deadline:
-                self._refuse(cursor, self._no_room(stream))
-            else:
-                self._turn.wake_at(cursor.deadline)
-
-    # --- credits ----------------------------------------------------------------------------
-
-    def settle_credits(self, stream: Stream) -> None:
-        """Hands out credits anew after trainers, slots or releases came or went."""
-        if not stream.is_open:
-            return
-        is_growing = self._growth.ask(stream)
-        changes = stream.ledger.settle(may_take=not is_growing)
-        for cursor in changes.changed:
-            self._turn.do(Tell(cursor.lease, Granted(cursor.sub, cursor.grant)))
-        for cursor in changes.admitted:
-            self._subscribed(stream, cursor)
-        for cursor in changes.changed:
-            self._delivery.advance(cursor)
-        for cursor in stream.ledger.admitted:
-            self._watch_stranded(cursor)
-        self._check_waiting(stream, is_growing)
-
-    def _watch_stranded(self, cursor: Cursor) -> None:
-        if not is_stranded(cursor):
-            cursor.stranded_since = None
-            return
-        cursor.stranded_since = self._turn.now
-        self._turn.wake_at(self._turn.now + STRANDED_S)
-
-    def _relieve_stranded(self, cursor: Cursor) -> None:
-        """Whoever keeps views of all it is granted now gets one credit to go on with."""
-        if cursor.stranded_since is None:
-            return
-        if self._turn.now < cursor.stranded_since + STRANDED_S:
-            self._turn.wake_at(cursor.stranded_since + STRANDED_S)
-            return
-        lend(cursor)
-        self._turn.do(Tell(cursor.lease, Granted(cursor.sub, cursor.grant)))
-        self._delivery.advance(cursor)
-
-    def _check_waiting(self, stream: Stream, is_growing: bool) -> None:
-        """Newcomers without a credit wait for growth, or for others' releases, or not at all."""
-        if is_growing:
-            return
-        ledger = stream.ledger
-        for place, cursor in enumerate(tuple(ledger.waiting), len(ledger.admitted) + 1):
-            if place > ledger.most:
-                self._refuse(cursor, self._no_room(stream))
-                return  # which settled the others as well
-            if cursor.deadline is None:
-                cursor.deadline = self._turn.now + CREDIT_PATIENCE_S
-                self._turn.wake_at(cursor.deadline)
-
-    def _no_room(self, stream: Stream) -> str:
-        ledger = stream.ledger
-        workers = ledger.slots - ledger.most - 1
-        return (
-            f"stream {stream.name!r} has no room for one more trainer: {ledger.slots} slots of "
-            f"{stream.slot_bytes} bytes, {workers} workers, so {ledger.most} batches for trainers; "
-            f"{len(ledger.admitted)} trainers have or need {ledger.used()} of them. Raise "
-            f"streams.{stream.name}.slots, or memory"
-        )
-
     # --- the life of a cursor ---------------------------------------------------------------
 
     def _admit(self, stream: Stream, cursor: Cursor) -> None:
         """Once the order it named is there, it waits for credits, often for no time."""
-        world = stream.order_world(cursor.sequence.world_size)
-        if (cursor.asked_epoch, world) not in stream.orders.ready:
-            cursor.awaits = cursor.asked_epoch
-            self._orders.ask(stream, cursor.asked_epoch, world, hurry=True)
+        if not self._has_order(cursor, cursor.asked_epoch):
             return
-        stream.ledger.join(cursor)
-        self.settle_credits(stream)
+        self._admission.join(stream, cursor)
 
     def _subscribed(self, stream: Stream, cursor: Cursor) -> None:
         cursor.state = CursorState.IDLE
@@ -258,6 +182,17 @@ class Subscriptions:
         self._turn.do(Tell(cursor.lease, message))
         if cursor.start is not None:
             self._begin(cursor)
+
+    def _has_order(self, cursor: Cursor, epoch: int) -> bool:
+        """Whether the order of that epoch is there; else it is asked for, and the cursor waits."""
+        stream = cursor.sequence.stream
+        world = stream.order_world(cursor.sequence.world_size)
+        if epoch in cursor.sequence.epochs or (epoch, world) in stream.orders.ready:
+            cursor.awaits = None
+            return True
+        cursor.awaits = epoch
+        self._orders.ask(stream, epoch, world, hurry=True)
+        return False
 
     @staticmethod
     def _view(stream: Stream, cursor: Cursor, epoch: int) -> RankOrder:
@@ -276,18 +211,15 @@ class Subscriptions:
         cursor.leave()
         cursor.state = CursorState.RUNNING
         cursor.asked_epoch = asked.epoch
-        world = stream.order_world(cursor.sequence.world_size)
-        if (asked.epoch, world) not in stream.orders.ready:
-            cursor.awaits = asked.epoch
-            self._orders.ask(stream, asked.epoch, world, hurry=True)
+        if not self._has_order(cursor, asked.epoch):
             return
-        cursor.awaits = None
         view = self._view(stream, cursor, asked.epoch)
         if asked.batch > view.batches:
             why = f"the epoch has {view.batches} batches"
             self._refuse(cursor, _bad_start(asked.epoch, asked.batch, why))
             return
         self._place(cursor, asked, view)
+        world = stream.order_world(cursor.sequence.world_size)
         self._orders.ask(stream, asked.epoch + 1, world, hurry=False)
         stream.prune()
 
@@ -304,7 +236,7 @@ class Subscriptions:
         """Ends a cursor with a reason."""
         self._end(cursor)
         self._turn.do(Tell(cursor.lease, Refused(cursor.sub, code, text)))
-        self.settle_credits(cursor.sequence.stream)
+        self._admission.settle(cursor.sequence.stream)
 
     def _end(self, cursor: Cursor) -> None:
         stream = cursor.sequence.stream

@@ -1,0 +1,104 @@
+"""A batch on its way: what is known of it between the choice of its slot and its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loaderd_protocol.errors import ErrorCode, Failure
+from loaderd_server.core.failures import unexpected_answer
+from loaderd_server.core.jobs import WorkerLoss
+from loaderd_server.core.poison import PoisonSearch
+from loaderd_server.core.sequences import Epoch, Pending
+from loaderd_server.core.slots import Slot
+from loaderd_server.core.streams import Phase, Stream
+from loaderd_server.core.tasks import (
+    BatchAddress,
+    BatchDone,
+    BatchTask,
+    BatchTooLarge,
+    Indices,
+    ProbeTask,
+    Result,
+    TaskFailed,
+)
+
+if TYPE_CHECKING:
+    from loaderd_server.core.making import Maker
+
+
+class BatchJob(Pending):
+    """One batch on its way. It owns its slot, which is FILLING, from the choice to the end."""
+
+    __slots__ = (
+        "alone", "batch", "dataset", "deaths", "due", "epoch", "is_last_try", "maker",
+        "needed_bytes", "positions", "search", "slot", "stream", "substitutions", "zygote_losses",
+    )  # fmt: skip
+
+    def __init__(self, maker: Maker, stream: Stream, epoch: Epoch, batch: int) -> None:
+        self.maker = maker
+        self.stream = stream
+        self.dataset = stream.settings.dataset
+        self.epoch = epoch
+        self.batch = batch
+        self.slot: Slot | None = None
+        self.due = 0
+        self.alone = False
+        #: Positions of the rows, as sent.
+        self.positions: Indices | range = range(0)
+        self.needed_bytes = 0
+        self.deaths = 0
+        self.zygote_losses = 0
+        self.search: PoisonSearch | None = None
+        self.is_last_try = False
+        self.substitutions = 0
+
+    def __str__(self) -> str:
+        what = "search for the sample that ends workers in" if self.search is not None else "make"
+        return f"{what} batch {self.batch} of epoch {self.epoch.number} of {self.stream.name}"
+
+    def task(self, number: int) -> BatchTask | ProbeTask:
+        """The batch itself, or rows of it while the sample that ends workers is searched for."""
+        sequence = self.epoch.sequence
+        address = BatchAddress(
+            self.stream.name,
+            self.stream.settings.seed,
+            self.epoch.number,
+            self.batch,
+            sequence.rank,
+            sequence.world_size,
+        )
+        if self.search is not None and (rows := self.search.trying) is not None:
+            positions = self.positions[rows.start : rows.stop]
+            return ProbeTask(number, self.dataset, address, *self.epoch.view.samples(positions))
+        assert self.slot is not None
+        samples = self.epoch.view.samples(self.positions)
+        return BatchTask(number, self.dataset, address, *samples, self.slot.place)
+
+    def answered(self, result: Result) -> None:
+        """See Job."""
+        if self.stream.phase is Phase.CLOSED:
+            self.maker.drop(self)
+        elif self.search is not None:
+            self.maker.probed(self, result)
+        elif isinstance(result, BatchDone):
+            self.maker.done(self, result)
+        elif isinstance(result, BatchTooLarge):
+            self.maker.too_large(self, result.needed_bytes)
+        elif isinstance(result, TaskFailed):
+            self.maker.rows_failed(self, result.failures)
+        else:
+            self.maker.fail(self, unexpected_answer(type(result).__name__))
+
+    def worker_lost(self, loss: WorkerLoss) -> None:
+        """See Job."""
+        if self.stream.phase is Phase.CLOSED:
+            self.maker.drop(self)
+        else:
+            self.maker.worker_lost(self, loss)
+
+    def abandoned(self, text: str) -> None:
+        """See Job."""
+        if self.stream.phase is Phase.CLOSED:
+            self.maker.drop(self)
+        else:
+            self.maker.fail(self, Failure(ErrorCode.WORKER_DIED, -1, "", text))
