@@ -25,8 +25,8 @@ Stamps = dict[tuple[int, int], int]
 #: Messages that do not count: caches and branch predictors get warm.
 _WARM = 100
 _TIMEOUT_MS = 60_000
-#: Bytes of an announcement where none was seen yet.
-_TYPICAL_BYTES = 120
+#: Bytes of the bare message: as many as an announcement of such a batch has.
+_TYPICAL_BYTES = 41
 _PACE_MS = f"{sources.Paced.PERIOD_S * 1e3:.0f}"
 
 

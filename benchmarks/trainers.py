@@ -26,6 +26,10 @@ from torch.utils.data import DataLoader
 import loaderd
 
 
+#: A trainer counts on past its window until it has so many, else two prefetched ones are a rate.
+_LEAST_BATCHES = 8
+
+
 @dataclass(frozen=True)
 class Window:
     """When trainers count, in seconds from the barrier on, and whether they read every byte."""
@@ -131,21 +135,20 @@ def _trainer(source: Source, window: Window, barrier: Barrier) -> Rate:
 def _count(batches: Iterator[Any], window: Window) -> Rate:
     opens = time.monotonic() + window.warm_s
     closes = opens + window.window_s
-    first = last = 0.0
-    rows = size = 0
-    while True:
+    opened = now = 0.0
+    taken = rows = size = 0
+    while now < closes or taken < _LEAST_BATCHES:
         batch = next(batches)
         tensors = batch if isinstance(batch, tuple | list) else [batch]
         if window.read:
             for tensor in tensors:
                 tensor.sum()
         now = time.monotonic()
-        if now >= closes and first < last:
-            return Rate(rows / (last - first), size / (last - first))
-        if now >= opens and not first:
-            first = last = now
-        elif now >= opens:
-            last = now
+        if opened:
+            taken += 1
             rows += len(tensors[0])
             size += sum(tensor.nbytes for tensor in tensors)
+        elif now >= opens:
+            opened = now
         del batch, tensors
+    return Rate(rows / (now - opened), size / (now - opened))
