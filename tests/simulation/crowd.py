@@ -268,7 +268,7 @@ class FakeTrainer:
         number = self._draws.choice((-1, 0, 3, 2**31, 2**63 - 1))
         return self._draws.choice(
             (
-                Release(_SUB, 0, number),
+                Release(_SUB, 2**20, number),  # no slot has this number
                 Release(number, NO_SLOT, 0),
                 Start(number, 1, 0, 0),
                 Start(_SUB, 0, number, -1),

@@ -109,7 +109,7 @@ def scenario_of(seed: int) -> Scenario:
             timeout_s,
             draws.choice((None, 1.0, 30.0)),
             draws.choice((None, None, 1000)),
-            draws.choice((1, 2, 2, 3)),
+            draws.choice((1, 2, 2, 3, 5)),
         ),
         streams,
         slots_bytes,

@@ -101,20 +101,25 @@ def test_a_trainer_that_stops_for_ever_does_not_stop_the_others(slots: int) -> N
 
 
 def test_the_batch_whose_next_use_is_farthest_makes_room() -> None:
-    bench = Bench(settings_of(slots=5), length=400)
+    bench = Bench(settings_of(slots=6), length=400)
     bench.makes_batches = True
-    bench.trainer(1, prefetch=0, start=0)
-    bench.trainer(2, prefetch=-0, start=0)
+    bench.trainer(1, prefetch=0)
+    _release_all_until(bench, 1, 4)
+    bench.trainer(2, prefetch=0)  # is at batch 0, and comes to all that is kept
     stream = bench.core._streams["s0"]
-    for lease in (1,):
-        _release_all(bench, lease)
-    kept = sorted(slot.batch for slot in stream.pool.idle.values())
-    laggard = next(c for c in stream.cursors if c.lease == 2)
-    assert laggard.position <= 2
-    victim = slot_for(stream, 8192)
-    assert victim is not None
-    left = sorted(slot.batch for slot in stream.pool.idle.values())
-    assert set(kept) - set(left) <= {max(kept)}
+    cursor = next(c for c in stream.cursors if c.lease == 2)
+    kept = {slot.batch for slot in stream.pool.idle.values() if slot.batch >= cursor.position}
+    _fill_what_is_free(bench)
+    assert slot_for(stream, 8192) is not None
+    left = {slot.batch for slot in stream.pool.idle.values()}
+    assert kept - left == {max(kept)}
+
+
+def _fill_what_is_free(bench: Bench) -> None:
+    stream = bench.core._streams["s0"]
+    epoch = next(iter(stream.sequences.values())).epochs[0]
+    while (slot := stream.pool.free_slot(8192)) is not None:
+        stream.pool.fill(slot, epoch, 90 + slot.number)
 
 
 def test_what_nobody_comes_to_any_more_goes_before_what_someone_does() -> None:
@@ -124,10 +129,7 @@ def test_what_nobody_comes_to_any_more_goes_before_what_someone_does() -> None:
     _release_all_until(bench, 1, 4)
     stream = bench.core._streams["s0"]
     before = {slot.batch for slot in stream.pool.idle.values()}
-    while stream.pool.free_slot(8192) is not None:
-        slot = stream.pool.free_slot(8192)
-        assert slot is not None
-        stream.pool.fill(slot, next(iter(stream.sequences.values())).epochs[0], 90 + slot.number)
+    _fill_what_is_free(bench)
     assert slot_for(stream, 8192) is not None
     gone = before - {slot.batch for slot in stream.pool.idle.values()}
     assert gone == {min(before)}
@@ -142,15 +144,15 @@ def _release_all_until(bench: Bench, lease: int, batch: int) -> None:
 
 
 def test_a_slot_that_fills_for_somebody_who_left_is_had_when_its_worker_answers() -> None:
-    bench = Bench(settings_of(slots=3, depth=2), length=400)
+    bench = Bench(settings_of(slots=3, depth=5), length=400)
     bench.trainer(1, prefetch=0)
-    bench.say(1, Start(0, 2, 0, 10))
-    bench.say(1, Start(0, 3, 0, 20))
-    bench.say(1, Start(0, 4, 0, 30))
-    for _ in range(4):
+    for iteration, start in ((2, 10), (3, 20), (4, 30)):
+        bench.say(1, Start(0, iteration, 0, start))
+    assert _made(bench) == [0, 10, 20]  # every slot is being filled for nobody
+    bench.make()
+    assert _made(bench) == [0, 10, 20, 30]
+    for _ in range(3):
         bench.make()
-        if bench.messages(1, Announce):
-            break
     assert bench.messages(1, Announce)[0].batch == 30
 
 

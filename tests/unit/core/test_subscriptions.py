@@ -317,3 +317,21 @@ def test_credits_rise_again_when_a_trainer_leaves() -> None:
     bench.trainer(2, start=None)
     bench.leave(2)
     assert bench.messages(1, Granted)[-1].credits == 4
+
+
+def test_others_releases_do_not_keep_help_from_a_trainer_that_is_stranded() -> None:
+    bench = _bench(slots=8)
+    bench.length = 400
+    bench.trainer(1, prefetch=4, start=None)
+    bench.say(1, Start(0, 1, 1, 0))
+    bench.trainer(2, prefetch=4, start=None)
+    for announce in bench.messages(1, Announce)[1:3]:
+        bench.release(1, announce)
+    bench.say(2, Start(0, 1, 1, 0))
+    before = len(bench.messages(1, Announce))
+    for _ in range(80):
+        bench.pass_time(0.1)
+        for announce in bench.messages(2, Announce)[bench.released[2] :]:
+            bench.release(2, announce)
+    assert bench.core.status().cursors[0].credits_wanted > bench.messages(1, Granted)[0].credits
+    assert len(bench.messages(1, Announce)) > before
