@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader
 
 import loaderd
 
-
 #: A trainer counts on past its window until it has so many, else two prefetched ones are a rate.
 _LEAST_BATCHES = 8
 
