@@ -59,10 +59,10 @@ class Checker:
         self._slot_bytes: dict[str, int] = {}
         self._ended: set[tuple[int, int]] = set()
 
-    def that(self, holds: bool, text: str) -> None:
-        """Raises Broken unless it holds."""
+    def that(self, holds: bool, *what: object) -> None:
+        """Raises Broken unless it holds; puts ``what`` in words only then."""
         if not holds:
-            raise Broken(text)
+            raise Broken(" ".join(map(str, what)))
 
     # --- actions, as they come --------------------------------------------------------------
 
@@ -82,13 +82,13 @@ class Checker:
 
     def _told(self, action: Tell) -> None:
         message, key = action.message, (action.lease, action.message.sub)
-        self.that(key not in self._ended or isinstance(message, Refused), f"{action} after its end")
+        self.that(key not in self._ended or isinstance(message, Refused), action, "after its end")
         if isinstance(message, (Subscribed, Granted)):
             self._credits[key] = message.credits
         elif isinstance(message, (Announce, BatchFailed, BatchEmpty)):
             self._out[key] += 1
             credits = self._credits.get(key, 0)
-            self.that(self._out[key] <= credits, f"{action} beyond its {credits} credits")
+            self.that(self._out[key] <= credits, action, "beyond its credits", credits)
         elif isinstance(message, (Refused, Unsubscribed)):
             if message.sub == 7:
                 self._ended.add(key)
@@ -111,11 +111,11 @@ class Checker:
         for trainer in self._world.trainers:
             if not trainer.is_gone:
                 held = any(view.place == place for view in trainer.views())
-                self.that(not held, f"{task} is to be written where {trainer.lease} has a view")
+                self.that(not held, task, "is to be written where", trainer.lease, "has a view")
         for worker in self._world.fleet.workers.values():
             for other in worker.hands:
                 same = isinstance(other, BatchTask) and (other.place.arena, other.place.offset)
-                self.that(same != place, f"{task} is to be written where {other} is")
+                self.that(same != place, task, "is to be written where this is:", other)
 
     # --- batches ----------------------------------------------------------------------------
 
@@ -131,18 +131,18 @@ class Checker:
             failure = message.failure
             right = (failure.code, failure.index) in expected.failures
             right = right or failure.code in expected.codes or self._world.workers_are_stillborn()
-            self.that(right, f"{address}: {failure}, expected {expected}")
-            self.that(bool(failure.text), f"{address}: failure without a text")
+            self.that(right, address, failure, "expected", expected)
+            self.that(bool(failure.text), address, "failure without a text")
             return
         told = tuple((f.position, f.index) for f in message.failed)
-        self.that(told == expected.failed, f"{address}: failed {told}, expected {expected}")
+        self.that(told == expected.failed, address, "failed:", told, "expected", expected)
         if isinstance(message, BatchEmpty):
-            self.that(expected.rows == (), f"{address} is empty, expected {expected}")
+            self.that(expected.rows == (), address, "is empty, expected", expected)
             return
         assert contents is not None
-        self.that(contents.address == address, f"{address} announced where {contents} lies")
-        self.that(contents.rows == expected.rows, f"{address}: {contents}, expected {expected}")
-        self.that(message.rows == len(contents.rows), f"{address}: {message.rows} rows announced")
+        self.that(contents.address == address, address, "announced where lies", contents)
+        self.that(contents.rows == expected.rows, address, contents, "expected", expected)
+        self.that(message.rows == len(contents.rows), address, message.rows, "rows announced")
 
     def refusal(self, trainer: FakeTrainer, message: Refused) -> None:
         """A trainer may be refused only where there is no room, or no stream."""
@@ -177,7 +177,7 @@ class Checker:
             since = trainer.waits_since
             if since is not None and not trainer.is_stopped:
                 waited_s = self._world.now - since
-                self.that(waited_s < LONGEST_WAIT_S, f"trainer {trainer.lease} waits {waited_s} s")
+                self.that(waited_s < LONGEST_WAIT_S, "trainer", trainer.lease, "waits", waited_s)
 
     def _hands_are_bounded(self) -> None:
         settings = self._world.scenario.settings.workers
@@ -207,7 +207,8 @@ class Checker:
             entry = slot.epoch and slot.epoch.entries.get(slot.batch)
             if entry is not slot and stream.phase is not Phase.CLOSED:
                 known = isinstance(entry, BatchJob) and entry.slot is slot
-                self.that(known, f"{slot._complaint('holds a batch that nobody knows of')}")
+                if not known:
+                    raise Broken(slot._complaint("holds a batch that nobody knows of"))
 
     def _credits_are_accounted_for(self, stream: Stream, books: Books) -> None:
         out = sum(c.outstanding for c in stream.ledger.admitted) + stream.ledger.orphans

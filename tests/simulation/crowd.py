@@ -150,11 +150,11 @@ class FakeTrainer:
         check = self._world.check
         if isinstance(message, Refused) and message.sub == _MAD_SUB:
             return
-        check.that(message.sub == _SUB, f"{message} for a sub that is not there")
+        check.that(message.sub == _SUB, message, "for a sub that is not there")
         if isinstance(message, Subscribed):
-            check.that(message.credits >= 1, f"{message} without a credit")
+            check.that(message.credits >= 1, message, "without a credit")
             batches = len(self._truth_batches(self.script.epoch))
-            check.that(message.batches == batches, f"{message}, but there are {batches}")
+            check.that(message.batches == batches, message, "but there are", batches)
             self._credits = message.credits
             if not self.script.is_hasty:
                 self._start(self._first_batch())
@@ -164,7 +164,7 @@ class FakeTrainer:
             if message.iteration == self._iteration:
                 self._batches = message.batches
                 batches = len(self._truth_batches(self._epoch))
-                check.that(message.batches == batches, f"{message}, but there are {batches}")
+                check.that(message.batches == batches, message, "but there are", batches)
         elif isinstance(message, (Refused, Unsubscribed)):
             self._bye(message)
         else:
@@ -202,8 +202,8 @@ class FakeTrainer:
             self._say(release)
             return
         check = self._world.check
-        check.that(message.epoch == self._epoch, f"{message} is of another epoch")
-        check.that(message.batch == self._next, f"{message} where batch {self._next} is due")
+        check.that(message.epoch == self._epoch, message, "is of another epoch")
+        check.that(message.batch == self._next, message, "where this batch is due:", self._next)
         self._next += 1
         contents = None if place is None else self._world.fleet.memory.get(place)
         check.batch(self._address(message), message, contents)

@@ -131,8 +131,8 @@ class Fleet:
 
     def start(self, action: StartWorker) -> None:
         """Forks a worker, that may die on its way."""
-        self._world.check.that(self._is_there[action.dataset], f"{action} without a zygote")
-        self._world.check.that(action.worker not in self.workers, f"{action}: number in use")
+        self._world.check.that(self._is_there[action.dataset], action, "without a zygote")
+        self._world.check.that(action.worker not in self.workers, action, "number in use")
         worker = FakeWorker(action.worker, action.dataset)
         self.workers[action.worker] = worker
         script = self._world.truth.datasets[action.dataset]
@@ -152,7 +152,7 @@ class Fleet:
         """Ends a worker that has nothing in hand."""
         worker = self.workers.get(action.worker)
         if worker is not None:
-            self._world.check.that(not worker.hands, f"{action} with tasks in hand")
+            self._world.check.that(not worker.hands, action, "with tasks in hand")
             self._world.later(0.001, self._end, worker, None)
 
     def kill(self, action: KillWorker) -> None:
@@ -173,9 +173,9 @@ class Fleet:
     def assign(self, action: Assign) -> None:
         """Puts a task into a worker's hands."""
         worker = self.workers.get(action.worker)
-        self._world.check.that(worker is not None, f"{action} to a worker that is not there")
+        self._world.check.that(worker is not None, action, "to a worker that is not there")
         assert worker is not None
-        self._world.check.that(worker.is_started, f"{action} before it started")
+        self._world.check.that(worker.is_started, action, "before it started")
         worker.hands.append(action.task)
         if len(worker.hands) == 1:
             self._begin(worker)
@@ -292,7 +292,7 @@ class Fleet:
     def make_arena(self, action: MakeArena) -> None:
         """Answers after a while, with a refusal where memory is out or by bad luck."""
         size_bytes = action.slot_bytes * action.count
-        self._world.check.that(action.count > 0, f"{action} is empty")
+        self._world.check.that(action.count > 0, action, "is empty")
         over = self._used_bytes + size_bytes > self._world.scenario.budget_bytes
         if over or self._draws.random() < self._world.scenario.refusal_share:
             refusal = ArenaRefused(action.arena, f"needs {size_bytes} bytes; raise memory")

@@ -70,7 +70,7 @@ def test_a_batch_that_is_skipped_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         advance(delivery, cursor)
 
     monkeypatch.setattr(Delivery, "advance", skip_the_fifth)
-    assert _is_found("is due")
+    assert _is_found("is due:")
 
 
 def test_a_slot_that_leaks_when_a_lease_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
