@@ -27,7 +27,7 @@ _SHARERS = (2, 4)
 
 def measure(settings: Settings) -> Section:
     """Runs all contenders by turns."""
-    root = str(sources.photographs())
+    root = str(sources.photographs(settings.photographs_per_class))
     window = Window(settings.warm_s, settings.window_s)
     with tempfile.TemporaryDirectory(prefix="loaderd-bench-") as folder:
         config = Path(folder) / "config.yaml"

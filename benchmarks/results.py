@@ -20,9 +20,12 @@ class Settings:
     window_s: float = 4.0
     messages: int = 2000
     attaches: int = 20
+    photographs_per_class: int = 200
 
 
-QUICK = Settings(repetitions=1, warm_s=0.5, window_s=1.0, messages=100, attaches=3)
+QUICK = Settings(
+    repetitions=1, warm_s=0.3, window_s=0.5, messages=100, attaches=1, photographs_per_class=13
+)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Every benchmark in one run: ``python -m benchmarks.run [--quick] [NAME ...]``.
 
-Writes the tables to stdout and to .bench/results.md, every number to .bench/results.json.
+Writes the tables to stdout and to .bench/results.md, every number to .bench/results.json (both
+below .bench/quick if quick).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import first_batch, floats, latency, photographs
 from benchmarks.results import QUICK, Section, Settings, machine
-from benchmarks.sources import ROOT
+from benchmarks.sources import RESULTS
 
 BENCHMARKS: dict[str, Callable[[Settings], Section]] = {
     "photographs": photographs.measure,
@@ -20,7 +21,6 @@ BENCHMARKS: dict[str, Callable[[Settings], Section]] = {
     "latency": latency.measure,
     "first_batch": first_batch.measure,
 }
-RESULTS = ROOT / ".bench"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write(sections: list[Section], facts: dict[str, str], settings: Settings, quick: bool) -> None:
-    RESULTS.mkdir(exist_ok=True)
+    folder = RESULTS / "quick" if quick else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
     how = "QUICK run: these numbers say nothing" if quick else (
         f"medians of {settings.repetitions} interleaved repetitions of {settings.window_s:g} s, "
         f"in brackets the least and the greatest"
@@ -53,10 +54,10 @@ def _write(sections: list[Section], facts: dict[str, str], settings: Settings, q
     text = "\n".join([f"{how}.", "", f"Machine: {head}.", "",
                       *(section.markdown() for section in sections)])  # fmt: skip
     print(text)
-    (RESULTS / "results.md").write_text(text)
+    (folder / "results.md").write_text(text)
     document = {"machine": facts, "quick": quick,
                 "sections": [section.document() for section in sections]}  # fmt: skip
-    (RESULTS / "results.json").write_text(json.dumps(document, indent=1))
+    (folder / "results.json").write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

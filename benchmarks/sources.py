@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from examples.quickstart.make_photos import make
+from examples.quickstart.make_photos import PER_CLASS, make
 
 from loaderd_server.datasets import ImageFolder
 from loaderd_server.transforms import HorizontalFlip, RandomResizedCrop
 
 ROOT = Path(__file__).parents[1]
-PHOTOS = ROOT / ".bench" / "photos"
+RESULTS = ROOT / ".bench"
 BATCH = 64
 WORKERS = 2
 #: Epochs are made so long that no contender meets the end of one while it is measured.
@@ -97,11 +97,12 @@ class Paced(Tiny):
         return super().__getitem__(index)
 
 
-def photographs() -> Path:
+def photographs(per_class: int = PER_CLASS) -> Path:
     """The photographs' folder, made if it is not there."""
-    PHOTOS.parent.mkdir(exist_ok=True)
-    make(PHOTOS)
-    return PHOTOS
+    folder = RESULTS / f"photos-{per_class}"
+    RESULTS.mkdir(exist_ok=True)
+    make(folder, per_class)
+    return folder
 
 
 def config(
