@@ -11,7 +11,7 @@ from loaderd_protocol.messages import (
 from loaderd_server.core.actions import Tell
 from loaderd_server.core.credits import take_back_promise
 from loaderd_server.core.leases import Lease
-from loaderd_server.core.sequences import Cursor, CursorState, Epoch, Failed, Pending
+from loaderd_server.core.sequences import Cursor, CursorState, Emptied, Epoch, Failed, Pending
 from loaderd_server.core.slots import Slot
 from loaderd_server.core.turn import Turn
 
@@ -47,7 +47,7 @@ class Delivery:
             cursor.outstanding += 1
         self._note_waiting(cursor, epoch)
 
-    def _announce(self, cursor: Cursor, epoch: Epoch, entry: object) -> None:
+    def _announce(self, cursor: Cursor, epoch: Epoch, entry: Slot | Failed | Emptied) -> None:
         counts = cursor.sequence.stream.counts
         where = (cursor.sub, cursor.iteration, epoch.number, cursor.position)
         lease = self._leases[cursor.lease]
@@ -62,7 +62,7 @@ class Delivery:
             self._turn.do(Tell(cursor.lease, BatchFailed(*where, entry.failure)))
             return
         counts.empty += 1
-        self._turn.do(Tell(cursor.lease, BatchEmpty(*where, entry.failed)))  # type: ignore[attr-defined]
+        self._turn.do(Tell(cursor.lease, BatchEmpty(*where, entry.failed)))
 
     def _note_waiting(self, cursor: Cursor, epoch: Epoch) -> None:
         waits = (

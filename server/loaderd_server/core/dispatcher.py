@@ -84,6 +84,10 @@ class Dispatcher:
         """A job that a worker of its dataset is to do."""
         self.teams[job.dataset].submit(job)
 
+    def withdraw(self, job: Job) -> bool:
+        """Takes back a job that no worker has yet; False where one has."""
+        return self.teams[job.dataset].withdraw(job)
+
     def pump(self, source: BatchSource) -> None:
         """Gives out jobs, most urgent first, as long as a worker can take one."""
         self._give_up_hopeless(source)

@@ -15,6 +15,8 @@ from loaderd_server.core.turn import Turn
 _MOST_DEATHS = 3
 #: How long an order for later may wait for batches that are due, in ticks.
 _NO_HURRY_TICKS = 64
+#: Orders on their way that nobody may want, before they are looked through.
+_SPARE_ORDERS = 8
 
 #: Called with the stream, the epoch, the world size and why it failed (None: it is there).
 OrderListener = Callable[[Stream, int, int, Failure | None], None]
@@ -73,6 +75,8 @@ class OrderDesk:
     def __init__(self, turn: Turn, dispatcher: Dispatcher) -> None:
         self._turn = turn
         self._dispatcher = dispatcher
+        #: Jobs that are not over, oldest first.
+        self._jobs: list[OrderJob] = []
         #: Who is told; set when the core is wired.
         self.listener: OrderListener
 
@@ -81,10 +85,22 @@ class OrderDesk:
         key = (epoch, world_size)
         if key in stream.orders.ready or key in stream.orders.asked:
             return
+        self._withdraw_unwanted(stream)
         stream.orders.asked.add(key)
         job = OrderJob(self, stream, epoch, world_size)
         job.due = self._turn.tick + (0 if hurry else _NO_HURRY_TICKS)
+        self._jobs.append(job)
         self._dispatcher.submit(job)
+
+    def _withdraw_unwanted(self, stream: Stream) -> None:
+        """Whoever asks and leaves again and again must not fill the queue."""
+        if len(stream.orders.asked) <= 2 * len(stream.cursors) + _SPARE_ORDERS:
+            return
+        near = stream.near_orders()
+        for job in [job for job in self._jobs if job.stream is stream]:
+            if (job.epoch, job.world_size) not in near and self._dispatcher.withdraw(job):
+                self._jobs.remove(job)
+                stream.orders.asked.discard((job.epoch, job.world_size))
 
     def submit(self, job: OrderJob) -> None:
         """Once more."""
@@ -120,6 +136,7 @@ class OrderDesk:
         )
 
     def _over(self, job: OrderJob, failure: Failure | None) -> None:
+        self._jobs.remove(job)
         job.stream.orders.asked.discard((job.epoch, job.world_size))
         self.listener(job.stream, job.epoch, job.world_size, failure)
 

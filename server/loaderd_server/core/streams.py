@@ -114,12 +114,17 @@ class Stream:
             if not self.sequences[key].epochs:
                 del self.sequences[key]
 
-    def _prune_orders(self) -> None:
+    def near_orders(self) -> set[tuple[int, int]]:
+        """(epoch, world_size) of orders that cursors are at or come to next, and of the first."""
         near = {(0, 1)}
         for cursor in self.cursors:
             world = self.order_world(cursor.sequence.world_size)
             epoch = cursor.awaits if cursor.awaits is not None else cursor.asked_epoch
             near.update(((0, world), (epoch, world), (epoch + 1, world)))
+        return near
+
+    def _prune_orders(self) -> None:
+        near = self.near_orders()
         for key in [key for key in self.orders.ready if key not in near]:
             del self.orders.ready[key]
 

@@ -100,8 +100,15 @@ class Team:
 
     def take_all(self) -> list[Job]:
         """Every waiting job, in order; none waits any more."""
-        jobs = [heapq.heappop(self._queue)[2] for _ in range(len(self._queue))]
-        return jobs
+        return [heapq.heappop(self._queue)[2] for _ in range(len(self._queue))]
+
+    def withdraw(self, job: Job) -> bool:
+        """Takes back a job that waits; False where it does not."""
+        left = [entry for entry in self._queue if entry[2] is not job]
+        was_waiting = len(left) < len(self._queue)
+        self._queue = left
+        heapq.heapify(self._queue)
+        return was_waiting
 
     @property
     def waiting(self) -> int:

@@ -335,3 +335,19 @@ def test_others_releases_do_not_keep_help_from_a_trainer_that_is_stranded() -> N
             bench.release(2, announce)
     assert bench.core.status().cursors[0].credits_wanted > bench.messages(1, Granted)[0].credits
     assert len(bench.messages(1, Announce)) > before
+
+
+def test_a_trainer_that_asks_for_epochs_and_leaves_does_not_fill_the_queue() -> None:
+    bench = Bench(settings_of())
+    bench._work = lambda worker: None  # type: ignore[method-assign]
+    bench.event(LeaseBegan(1))
+    for epoch in range(1, 500):
+        bench.say(1, Subscribe(0, "s0", 0, 1, 2, epoch))
+        bench.say(1, Unsubscribe(0))
+    assert bench.core._dispatcher.teams["d0"].waiting < 20
+    bench.say(1, Subscribe(0, "s0", 0, 1, 2, 1000))
+    del bench._work
+    worker, (task, *_) = next((w, t) for w, t in bench.hands.items() if t)
+    assert isinstance(task, OrderTask)
+    bench.answer(worker, bench.order(task))
+    assert bench.messages(1, Subscribed)[-1].batches == 3
