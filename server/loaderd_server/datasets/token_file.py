@@ -21,7 +21,7 @@ class TokenFile:
 
     ``x`` holds ``window`` tokens from position ``index * stride`` on, ``y`` the same moved on by
     one: the targets of next-token prediction. Both are int64 of shape (window,), what
-    ``torch.nn.Embedding`` and ``cross_entropy`` take. ``stride`` (tokens) defaults to ``window``:
+    ``torch.nn.Embedding`` and ``cross_entropy`` take, and share no memory. ``stride`` (tokens) defaults to ``window``:
     every token is a target once; what is left at the end and fills no window is not served.
 
     Raises: FileNotFoundError, ValueError.
@@ -61,8 +61,8 @@ class TokenFile:
     def __getitem__(self, index: int) -> Window:
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} windows in {self.path}")
-        row = self._windows[index].astype(np.int64)
-        return row[:-1], row[1:]
+        row = self._windows[index]
+        return row[:-1].astype(np.int64), row[1:].astype(np.int64)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Window]:
         """The samples of a batch, gathered by one numpy call."""
@@ -70,8 +70,9 @@ class TokenFile:
         if chosen.size and not (-len(self) <= chosen.min() and chosen.max() < len(self)):
             wrong = next(index for index in indices if not -len(self) <= index < len(self))
             raise IndexError(f"index {wrong} of {len(self)} windows in {self.path}")
-        rows = self._windows[chosen].astype(np.int64)
-        return [(row[:-1], row[1:]) for row in rows]
+        rows = self._windows[chosen]
+        x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
+        return list(zip(x, y, strict=True))
 
     def __reduce__(self) -> tuple[Callable[[], TokenFile], tuple[()]]:
         """Travels to a spawned process as its arguments; the file is mapped there anew."""

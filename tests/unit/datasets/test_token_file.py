@@ -64,7 +64,9 @@ def test_uint32_holds_large_vocabularies(tmp_path: Path) -> None:
 
 def test_samples_are_the_callers_own(path: Path) -> None:
     dataset = TokenFile(path, window=8)
-    dataset[0][0][:] = 0
+    for x, y in (dataset[0], dataset.__getitems__([0, 1])[0]):
+        x[:] = 0
+        assert y.tolist() == list(range(1, 9))
     assert dataset[0][0].tolist() == list(range(8))
 
 
