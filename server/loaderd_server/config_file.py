@@ -52,9 +52,11 @@ def parse_config(
 
     Raises: ConfigError.
     """
-    expanded = _expand(tree, "", environment)
     try:
+        expanded = _expand(tree, "", environment)
         config = Config.model_validate(expanded)
+    except RecursionError:
+        raise ConfigError(f"{source} is nested without end (a YAML anchor in itself?)") from None
     except ValidationError as error:
         lines = [f"  {line}" for line in _explain(error, expanded)]
         raise ConfigError("\n".join([f"{source} cannot be used:", *lines])) from None
