@@ -35,6 +35,14 @@ class Counting:
                 file.write(f"{line}\n")
 
 
+class SlowToBuild(Counting):
+    """Takes two seconds to build."""
+
+    def __init__(self, length: int = 40) -> None:
+        time.sleep(2)
+        super().__init__(length)
+
+
 class Ragged:
     """Nine items of mixed kinds; the last tensor has a varying number of rows, 0 among them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from loaderd_server.units import show_size
 def show(document: str) -> None:
     """Prints streams, workers and trainers."""
     status = json.loads(document)
-    console = Console()
+    # Piped into a file or a script, nothing is cut.
+    console = Console(width=None if sys.stdout.isatty() else 200)
     memory = status["memory"]
     console.print(
         f"loaderd {status['version']}, pid {status['pid']}, {status['run_dir']}, "
