@@ -1,0 +1,81 @@
+"""Batches made and read back within one process: the worker's side and the client's, without a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from loaderd.batch import build
+from loaderd_protocol.messages import Announce
+from loaderd_server.batching.maker import Maker
+from loaderd_server.batching.placing import Bytes, Written
+from loaderd_server.core.settings import ErrorPolicy, Mode
+from loaderd_server.core.tasks import (
+    BatchAddress,
+    BatchDone,
+    BatchTask,
+    Place,
+    Result,
+)
+from loaderd_server.workers.plan import (
+    DatasetPlan,
+    ProcessPlan,
+    SamplerPlan,
+    StreamPlan,
+    Target,
+)
+
+SLOT_BYTES = 1 << 20
+
+
+def stream_plan(**changes: Any) -> StreamPlan:
+    """A stream with some settings changed."""
+    settings: dict[str, Any] = {
+        "name": "train", "mode": Mode.BROADCAST, "seed": 0, "batch_size": 4, "drop_last": False,
+        "sampler": SamplerPlan("sequential"), "transforms": (), "collate": None,
+        "on_error": ErrorPolicy.RAISE, **changes,
+    }  # fmt: skip
+    return StreamPlan(**settings)
+
+
+class Bench:
+    """A worker's maker over one dataset, with one slot."""
+
+    def __init__(self, dataset: Any, slot_bytes: int = SLOT_BYTES, **stream: Any) -> None:
+        self.slot: Bytes = np.full(slot_bytes, 0xAB, dtype=np.uint8)
+        self.rows: list[int] = []
+        plan = DatasetPlan("d", Target("m:d"), (), (stream_plan(**stream),), ProcessPlan())
+        self.maker = Maker(plan, dataset, "worker 0, pid 1", self.rows.append, lambda _: self.slot)
+
+    def do(
+        self,
+        indices: Sequence[int],
+        *,
+        epoch: int = 0,
+        batch: int = 0,
+        occurrences: Sequence[int] | None = None,
+        kind: type[Any] = BatchTask,
+    ) -> Result:
+        """The result of a task on these indices."""
+        address = BatchAddress("train", 0, epoch, batch, 0, 1)
+        rows = np.array(indices, dtype=np.int64)
+        counts = None if occurrences is None else np.array(occurrences, dtype=np.int64)
+        places = (Place(0, 0, len(self.slot)),) if kind is BatchTask else ()
+        return self.maker.do(kind(1, "d", address, rows, counts, *places))
+
+    def batch(self, indices: Sequence[int], output: str = "torch", **task: Any) -> Any:
+        """The batch of these indices as a trainer sees it."""
+        result = self.do(indices, **task)
+        assert isinstance(result, BatchDone), result
+        return read(self.slot.copy(), result, output)
+
+
+def read(slot: Bytes, written: BatchDone | Written, output: str = "torch") -> Any:
+    """A written slot as the client reads it."""
+    announce = Announce(
+        0, 0, 0, 0, 0, 0, 0, 0, written.size_bytes, 0, written.layout,
+        written.tail_offset, written.tail_bytes,
+    )  # fmt: skip
+    return build(slot[: written.size_bytes], announce, output)
