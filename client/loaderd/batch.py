@@ -48,7 +48,10 @@ def build(base: Bytes, announce: Announce, output: str) -> Any:
     if announce.tail_bytes:
         tail = base[announce.tail_offset : announce.tail_offset + announce.tail_bytes]
         values = decode_value(tail.tobytes())
-    return _builder(announce.layout, output)(base, values)
+    try:
+        return _builder(announce.layout, output)(base, values)
+    except IndexError as error:
+        raise ProtocolError(f"the layout names more than {len(values)} values: {error}") from None
 
 
 @lru_cache(_LAYOUTS)

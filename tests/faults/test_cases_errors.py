@@ -199,7 +199,8 @@ def test_a_larger_batch_gets_a_larger_slot_within_the_budget(tmp_path: Path) -> 
 
 
 def test_torch_sees_the_same_error_class_as_with_stock(tmp_path: Path) -> None:
-    stock = torch.utils.data.DataLoader(case_datasets.Raising("value"), batch_size=4)  # type: ignore[arg-type]
+    dataset: Any = case_datasets.Raising("value")
+    stock: Any = torch.utils.data.DataLoader(dataset, batch_size=4)
     with pytest.raises(ValueError, match="plain"):
         list(stock)
     with serving(config("Raising", {"fault": "value"}), tmp_path) as daemon:

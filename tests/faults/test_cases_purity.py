@@ -105,7 +105,7 @@ def test_random_order_is_torchs_random_sampler(tmp_path: Path) -> None:
     got = epochs(config("Counting", stream="batch_size: 7, seed: 5, sampler: random"), tmp_path, 3)
     for epoch, batches in enumerate(got):
         generator = torch.Generator().manual_seed(5 + epoch)
-        wanted = list(RandomSampler(Counting(), generator=generator))  # type: ignore[arg-type]
+        wanted = list(RandomSampler(Counting(), generator=generator))
         assert torch.cat(batches)[:, 0].int().tolist() == wanted
 
 
@@ -117,7 +117,7 @@ def test_shard_orders_are_torchs_distributed_sampler(
     stream = f"mode: shard, batch_size: 4, seed: 5, drop_last: {drop_last}".lower()
     with serving(config("Counting", stream=stream), tmp_path) as daemon:
         for rank in range(world_size):
-            sampler = DistributedSampler(
+            sampler: DistributedSampler[Any] = DistributedSampler(
                 Counting(),  # type: ignore[arg-type]
                 num_replicas=world_size, rank=rank, seed=5, drop_last=drop_last,
             )  # fmt: skip

@@ -79,7 +79,7 @@ class Placement:
         plain = _dense(tensor, path)
         shape = tuple(plain.shape)
         single = _without_repeats(plain)
-        if 0 in shape or (single.is_contiguous() and single.shape == plain.shape):
+        if 0 in shape or tuple(plain.stride()) == _contiguous(shape):
             strides = None
         elif extent(tuple(single.shape), single.stride()) == single.numel():
             strides = tuple(plain.stride())
@@ -213,6 +213,14 @@ def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
             f"with .cpu(), or leave the device to the trainer."
         )
     return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:

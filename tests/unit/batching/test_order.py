@@ -59,7 +59,7 @@ def test_shard_is_distributed_samplers(
         if drop_last and length < world_size:
             assert len(done.indices) == 0
             continue
-        sampler = DistributedSampler(
+        sampler: DistributedSampler[int] = DistributedSampler(
             range(length), world_size, rank, shuffle, seed, drop_last  # type: ignore[arg-type]
         )  # fmt: skip
         sampler.set_epoch(epoch)
