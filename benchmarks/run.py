@@ -38,12 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.names or BENCHMARKS:
         print(f"{name} ...", flush=True)
         sections.append(BENCHMARKS[name](settings))
-    _write(sections, facts, settings, options.quick)
+    _write(sections, facts, settings, options)
     missed = any(not target.is_met for section in sections for target in section.targets)
     return 1 if missed and not options.quick else 0
 
 
-def _write(sections: list[Section], facts: dict[str, str], settings: Settings, quick: bool) -> None:
+def _write(
+    sections: list[Section], facts: dict[str, str], settings: Settings, options: argparse.Namespace
+) -> None:
+    quick: bool = options.quick
+    name = "-".join(["results", *options.names])
     folder = RESULTS / "quick" if quick else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     how = "QUICK run: these numbers say nothing" if quick else (
@@ -54,10 +58,10 @@ def _write(sections: list[Section], facts: dict[str, str], settings: Settings, q
     text = "\n".join([f"{how}.", "", f"Machine: {head}.", "",
                       *(section.markdown() for section in sections)])  # fmt: skip
     print(text)
-    (folder / "results.md").write_text(text)
+    (folder / f"{name}.md").write_text(text)
     document = {"machine": facts, "quick": quick,
                 "sections": [section.document() for section in sections]}  # fmt: skip
-    (folder / "results.json").write_text(json.dumps(document, indent=1))
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":
