@@ -8,12 +8,11 @@ from __future__ import annotations
 import tempfile
 import time
 from functools import partial
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 from benchmarks import sources
-from benchmarks.processes import Job, together
+from benchmarks.processes import Job, Meeting, together
 from benchmarks.results import Section, Settings, Spread, ratio
 from examples.quickstart.serving import serving
 from torch.utils.data import DataLoader
@@ -47,7 +46,7 @@ def measure(settings: Settings) -> Section:
     return _section(times)
 
 
-def _attach(address: Path, _barrier: Barrier) -> float:
+def _attach(address: Path, _meeting: Meeting) -> float:
     began = time.monotonic()
     with loaderd.connect("train", address=address, timeout_s=60) as loader:
         batch = next(iter(loader))
@@ -56,7 +55,7 @@ def _attach(address: Path, _barrier: Barrier) -> float:
         return took
 
 
-def _stock(method: str, _barrier: Barrier) -> float:
+def _stock(method: str, _meeting: Meeting) -> float:
     dataset: Any = sources.Tiny()
     began = time.monotonic()
     loader: DataLoader[Any] = DataLoader(

@@ -10,12 +10,11 @@ import statistics
 import tempfile
 import time
 from functools import partial
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import zmq
 from benchmarks import sources
-from benchmarks.processes import together
+from benchmarks.processes import Meeting, together
 from benchmarks.results import Section, Settings, Spread, ratio
 from examples.quickstart.serving import serving
 
@@ -59,7 +58,7 @@ def _sent(stamps: Path) -> tuple[Stamps, int]:
     return sent, round(statistics.median(size for *_, size in rows))
 
 
-def _trainer(address: Path, epoch: int, messages: int, _barrier: Barrier) -> Stamps:
+def _trainer(address: Path, epoch: int, messages: int, _meeting: Meeting) -> Stamps:
     returned: Stamps = {}
     with loaderd.connect("train", address=address, timeout_s=60) as loader:
         loader.set_epoch(epoch)
@@ -79,7 +78,7 @@ def _bare(path: Path, messages: int) -> list[float]:
     return [(there - here) / 1e3 for there, here in zip(received, sent, strict=True)][_WARM:]
 
 
-def _send(endpoint: str, messages: int, _barrier: Barrier) -> list[int]:
+def _send(endpoint: str, messages: int, _meeting: Meeting) -> list[int]:
     sent = []
     payload = bytes(_TYPICAL_BYTES)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
@@ -97,7 +96,7 @@ def _send(endpoint: str, messages: int, _barrier: Barrier) -> list[int]:
     return sent
 
 
-def _receive(endpoint: str, messages: int, _barrier: Barrier) -> list[int]:
+def _receive(endpoint: str, messages: int, _meeting: Meeting) -> list[int]:
     received = []
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.rcvtimeo = _TIMEOUT_MS

@@ -6,20 +6,48 @@ import multiprocessing
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import torch
 
 DEADLINE_S = 180.0
-#: A job is called in its process with a barrier that all jobs of the run share.
-Job = Callable[[Barrier], Any]
 
 
 class JobFailed(RuntimeError):
     """A job raised, or gave no result in time; the text has its traceback."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the jobs of a run wait for each other; each has its own end."""
+
+    pipe: Connection
+
+    def wait(self) -> None:
+        """Returns once every job of the run is here.
+
+        Raises: JobFailed where another has failed.
+        """
+        self.pipe.send(_Here())
+        if not self.pipe.poll(DEADLINE_S):
+            raise JobFailed(f"the others did not come within {DEADLINE_S:.0f} s")
+        self.pipe.recv()
+
+
+#: Called in its process.
+Job = Callable[[Meeting], Any]
+
+
+@dataclass(frozen=True)
+class _Here:
+    """A job waits for the others."""
+
+
+@dataclass(frozen=True)
+class _Result:
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -34,43 +62,60 @@ def together(jobs: Sequence[Job]) -> list[Any]:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.trainers"])
-    barrier = context.Barrier(len(jobs))
     pipes: list[Connection] = []
     processes: list[BaseProcess] = []
     for job in jobs:
-        receiver, sender = context.Pipe(duplex=False)
-        process: BaseProcess = context.Process(target=_run, args=(job, barrier, sender))
+        ours, theirs = context.Pipe()
+        process: BaseProcess = context.Process(target=_run, args=(job, theirs))
         process.start()
-        sender.close()
-        pipes.append(receiver)
+        theirs.close()
+        pipes.append(ours)
         processes.append(process)
     try:
-        return [_result(pipe) for pipe in pipes]
+        return _results(pipes)
     finally:
-        for process in processes:
+        for pipe, process in zip(pipes, processes, strict=True):
+            pipe.close()
             _end(process)
 
 
-def _run(job: Job, barrier: Barrier, pipe: Connection) -> None:
+def _run(job: Job, pipe: Connection) -> None:
     torch.set_num_threads(1)
     try:
-        result = job(barrier)
+        pipe.send(_Result(job(Meeting(pipe))))
     except BaseException:  # noqa: BLE001 - the parent raises it
-        barrier.abort()
-        result = _Trace(traceback.format_exc())
-    pipe.send(result)
+        pipe.send(_Trace(traceback.format_exc()))
 
 
-def _result(pipe: Connection) -> Any:
-    if not pipe.poll(DEADLINE_S):
-        raise JobFailed(f"no result in {DEADLINE_S:.0f} s")
+def _results(pipes: list[Connection]) -> list[Any]:
+    """Listens to all jobs, lets them go on when all have come to their meeting."""
+    results: dict[Connection, Any] = {}
+    here: list[Connection] = []
+    while len(results) < len(pipes):
+        heard: list[Any] = wait([pipe for pipe in pipes if pipe not in results], DEADLINE_S)
+        if not heard:
+            raise JobFailed(f"no job said anything for {DEADLINE_S:.0f} s")
+        for pipe in heard:
+            message = _received(pipe)
+            if isinstance(message, _Result):
+                results[pipe] = message.value
+            else:
+                here.append(pipe)
+        if len(here) == len(pipes):
+            for pipe in here:
+                pipe.send(None)
+            here = []
+    return [results[pipe] for pipe in pipes]
+
+
+def _received(pipe: Connection) -> _Result | _Here:
     try:
-        result = pipe.recv()
+        message: _Result | _Here | _Trace = pipe.recv()
     except EOFError:
         raise JobFailed("the process ended without a result") from None
-    if isinstance(result, _Trace):
-        raise JobFailed(result.text)
-    return result
+    if isinstance(message, _Trace):
+        raise JobFailed(message.text)
+    return message
 
 
 def _end(process: BaseProcess) -> None:

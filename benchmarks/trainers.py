@@ -1,6 +1,6 @@
 """Trainers as processes: each takes batches from one source in the same window of time.
 
-All of a run's trainers set up, meet at a barrier, and then go by the machine's one monotonic clock:
+All of a run's trainers set up, meet, and then go by the machine's one monotonic clock:
 ``warm_s`` of which nothing counts, then ``window_s`` that counts. A rate runs from the first to the
 last batch in the window, so what was prefetched before it does not count.
 """
@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from benchmarks import sources
-from benchmarks.processes import DEADLINE_S, together
+from benchmarks.processes import Meeting, together
 from torch.utils.data import DataLoader
 
 import loaderd
@@ -31,7 +30,7 @@ _LEAST_BATCHES = 8
 
 @dataclass(frozen=True)
 class Window:
-    """When trainers count, in seconds from the barrier on, and whether they read every byte."""
+    """When trainers count, in seconds from their meeting on, and whether they read every byte."""
 
     warm_s: float
     window_s: float
@@ -122,12 +121,12 @@ def rates(contenders: list[Source], window: Window) -> list[Rate]:
     return together([partial(_trainer, source, window) for source in contenders])
 
 
-def _trainer(source: Source, window: Window, barrier: Barrier) -> Rate:
+def _trainer(source: Source, window: Window, meeting: Meeting) -> Rate:
     with source.batches() as batches:
-        barrier.wait(DEADLINE_S)
+        meeting.wait()
         rate = _count(batches, window)
         # Nobody tears down while another still counts.
-        barrier.wait(DEADLINE_S)
+        meeting.wait()
         return rate
 
 

@@ -65,6 +65,18 @@ def test_an_unknown_benchmark_is_refused() -> None:
     assert "there is no 'fotos'; there are photographs, floats" in done.stderr
 
 
+def test_a_job_that_raises_fails_the_run_with_its_traceback() -> None:
+    script = "from benchmarks.processes import together; together([float, len])"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "benchmarks.processes.JobFailed: Traceback" in done.stderr
+    assert "TypeError" in done.stderr
+    assert "leaked" not in done.stderr
+
+
 def test_ratios_are_taken_within_a_repetition() -> None:
     assert ratio([1.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == Spread(2.0, 1.0, 3.0)
 
