@@ -83,7 +83,7 @@ def note_worker(number: int) -> None:
 class Noted(case_datasets.Indices):
     """Tells whether worker_init has run in this process."""
 
-    def __getitem__(self, index: int) -> str:
+    def __getitem__(self, index: int) -> Any:
         return f"{'NOTED' in os.environ} {torch.get_num_threads()} {os.nice(0)}"
 
 
@@ -255,7 +255,7 @@ def test_many_trainers_with_the_fewest_slots_all_finish_or_are_told(
 ) -> None:
     text = config(COUNTING, "batch_size: 4, sampler: sequential, slots: 8", "{length: 80}")
     with serving(text, tmp_path) as daemon:
-        loaders = []
+        loaders: list[loaderd.Loader] = []
         for _trainer in range(trainers):
             if len(loaders) < 8 - 2 - 1:
                 loaders.append(loaderd.connect("train", address=daemon.run_dir, timeout_s=30))
