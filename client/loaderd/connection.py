@@ -84,6 +84,8 @@ class Connection:
         self.daemon_pid = 0
         self._lease_socket = _dial(address)
         self.lease = LeaseSocket(self._lease_socket)
+        self._lease_descriptor = self._lease_socket.fileno()
+        self._pollers = threading.local()
         self._dealer: zmq.Socket[bytes] | None = None
         try:
             self._open()
@@ -194,14 +196,13 @@ class Connection:
         return message
 
     def _wait(self, ready: Callable[[], bool], what: str) -> None:
+        with self._lock:
+            self._drain()
+        if ready():
+            return
         began = time.monotonic()
         asked = warned = False
         while True:
-            with self._lock:
-                self._drain()
-                self._read_lease()
-            if ready():
-                return
             if self._lost:
                 raise self._loss(what)
             waited = time.monotonic() - began
@@ -213,25 +214,32 @@ class Connection:
             if asked and not warned and waited >= self._patience.warn_after_s:
                 warned = self._warn(what, waited)
             left = _SLICE_S if self._timeout_s is None else self._timeout_s - waited
-            self._poll(min(_SLICE_S, max(left, 0.001)))
+            readable = self._poller().poll(max(1, int(1000 * min(_SLICE_S, left))))
+            with self._lock:
+                if any(descriptor == self._lease_descriptor for descriptor, _ in readable):
+                    self._read_lease()
+                self._drain()
+            if ready():
+                return
 
-    def _poll(self, timeout_s: float) -> None:
-        poller = select.poll()
-        poller.register(self._lease_socket.fileno(), select.POLLIN)
-        if self._dealer is not None:
-            poller.register(self._dealer.fileno(), select.POLLIN)
-        poller.poll(max(1, int(timeout_s * 1000)))
+    def _poller(self) -> select.poll:
+        """This thread's poller, as one may not be used by two threads at once."""
+        poller: select.poll | None = getattr(self._pollers, "poller", None)
+        if poller is None or self._pollers.dealer is not self._dealer:
+            poller = select.poll()
+            poller.register(self._lease_descriptor, select.POLLIN)
+            if self._dealer is not None:
+                poller.register(self._dealer.fileno(), select.POLLIN)
+            self._pollers.poller, self._pollers.dealer = poller, self._dealer
+        return poller
 
     def _drain(self) -> None:
         """Takes in every ZeroMQ message that is there; under the lock."""
         self.lease.flush()
         if self._dealer is None or self._closed:
             return
-        while True:
-            try:
-                frame = self._dealer.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while int(self._dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            frame = self._dealer.recv(zmq.NOBLOCK)
             message = decode(frame, Sender.DAEMON, Channel.ZEROMQ)
             if isinstance(message, Ready | Status):
                 self._answers.append(message)

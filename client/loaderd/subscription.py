@@ -83,7 +83,8 @@ class Subscription:
         views = self._views
         if always_copy or views.copies_only or len(views.alive) >= self.credits - 1:
             return views.copy(announce), True
-        return views.view(announce), False
+        view = views.view(announce)
+        return (views.copy(announce), True) if view is None else (view, False)
 
     def drain(self) -> None:
         """Gives back what has come and is not wanted any more, without waiting."""

@@ -108,9 +108,15 @@ class Views:
         #: Copies instead of views from now on: pages cannot be dropped, or are all written anyway.
         self.copies_only = False
 
-    def view(self, announce: Announce) -> Bytes:
-        """The slot as a writable array; when the last thing made from it dies, it is released."""
+    def view(self, announce: Announce) -> Bytes | None:
+        """The slot as a writable array; when the last thing made from it dies, it is released.
+
+        None where this process has pages of its own there that cannot be dropped (something locked
+        its memory, which breaks copy-on-write): a view would show an earlier batch.
+        """
         window, start = self._locate(announce)
+        if not self._is_clean(window, start, announce.size_bytes):
+            return None
         base = np.frombuffer(window.mapping, np.uint8, announce.size_bytes, start)
         frame = encode(Release(announce.sub, announce.slot, announce.generation))
         self._numbers += 1
@@ -159,6 +165,13 @@ class Views:
                 f"of {len(window.mapping)} bytes"
             )
         return window, announce.offset
+
+    def _is_clean(self, window: Window, start: int, size: int) -> bool:
+        first = window.address + start
+        ranges = pages.written(first, first + arena.page_align(size))
+        if ranges and not pages.drop(window.mapping, window.address, ranges):
+            self.copies_only = True
+        return not self.copies_only
 
     def _give_back(
         self, number: int, key: int, window: Window, start: int, size: int, frame: bytes

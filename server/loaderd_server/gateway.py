@@ -129,7 +129,8 @@ class Gateway:
     def _flush(self, peer: Peer) -> None:
         while peer.unsent:
             try:
-                self._router.send_multipart((peer.identity, peer.unsent[0]), zmq.NOBLOCK)
+                self._router.send(peer.identity, zmq.NOBLOCK | zmq.SNDMORE)
+                self._router.send(peer.unsent[0], zmq.NOBLOCK)
             except zmq.Again:
                 self._wait_for(peer)
                 return
@@ -161,11 +162,9 @@ class Gateway:
         self._draining = True
         try:
             for _message in range(_BURST):
-                try:
-                    frames = self._router.recv_multipart(zmq.NOBLOCK)
-                except zmq.ZMQError:
+                if not int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                     return
-                self._received(frames)
+                self._received(self._router.recv_multipart(zmq.NOBLOCK))
             self._loop.call_soon(self._drain)
         finally:
             self._draining = False

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tests.support.serving import Daemon, serving
 from tests.support.trainers import run, trainer
 
 import loaderd
+from loaderd.connection import Connection, Patience
+from loaderd_protocol.address import Address
 
 COUNTING = """
 workers: {{count: 2}}
@@ -342,3 +345,62 @@ def test_the_daemons_death_is_news_within_two_seconds(tmp_path: Path) -> None:
 def test_no_daemon_is_an_error_at_once_that_says_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(loaderd.DaemonNotRunning, match=r"loaderd serve"):
         loaderd.connect("train", address=tmp_path / "nobody")
+
+
+def test_a_trainer_that_locks_its_memory_gets_copies_and_no_stale_byte(tmp_path: Path) -> None:
+    script = """
+    import ctypes, os
+    libc = ctypes.CDLL(None, use_errno=True)
+    when, flags = sys.argv[2], int(sys.argv[3])
+    loader = loaderd.connect("train", address=ADDRESS)
+    locked = when == "before" and libc.mlockall(flags) != 0
+    for epoch in range(2):
+        for i, batch in enumerate(loader):
+            assert batch[0, 0] == i * 4 and batch[3, 7] == i * 4 + 3, (epoch, i, batch)
+            batch.fill_(-1)
+            if when == "within" and (epoch, i) == (0, 5):
+                locked = libc.mlockall(flags) != 0
+    say("skip" if locked else loader.stats().copies > 0)
+    """
+    with serving(config(), tmp_path) as daemon:
+        for when, flags in (("before", "3"), ("before", "2"), ("within", "1"), ("within", "3")):
+            assert run(script, daemon.run_dir, when, flags) in (["True"], ["skip"])
+
+
+def test_a_trainer_that_writes_all_of_every_batch_gets_copies_by_and_by(tmp_path: Path) -> None:
+    script = """
+    loader = loaderd.connect("train", address=ADDRESS)
+    for i, batch in enumerate(loader):
+        assert batch[0, 0] == i * 4
+        batch.mul_(2)
+        assert batch[0, 0] == i * 8
+    say(loader.stats().copies > 20)
+    """
+    with serving(config(), tmp_path) as daemon:
+        assert run(script, daemon.run_dir) == ["True"]
+
+
+def test_a_daemon_that_does_not_answer_is_told_of_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(config(), tmp_path) as daemon:
+        patience = Patience(ping_after_s=0.1, warn_after_s=0.3)
+        connection = Connection(Address(daemon.run_dir), 1.5, patience)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            connection.expect(1)
+            with pytest.raises(loaderd.DaemonTimeout, match=r"stopped \(SIGSTOP\)"):
+                connection.receive(1, "a batch")
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        (record,) = caplog.records
+        assert f"the daemon (pid {daemon.pid}) is stopped (SIGSTOP)" in record.getMessage()
+        connection.close()
+
+
+def test_two_iterators_in_two_threads_get_each_its_epoch(tmp_path: Path) -> None:
+    with serving(config(), tmp_path) as daemon:
+        with loaderd.connect("train", address=daemon.run_dir, timeout_s=30) as loader:
+            with ThreadPoolExecutor(4) as pool:
+                epochs = list(pool.map(lambda _i: [int(b[0, 0]) for b in loader], range(8)))
+    assert epochs == [list(range(0, LENGTH, 4))] * 8
