@@ -7,6 +7,7 @@ which take none. A thread that waits polls the descriptors outside the lock.
 from __future__ import annotations
 
 import array
+import contextlib
 import logging
 import os
 import select
@@ -20,7 +21,7 @@ from typing import TypeVar
 
 import zmq
 
-from loaderd.views import LeaseSocket
+from loaderd.views import LeaseSocket, release_of
 from loaderd_protocol.address import Address
 from loaderd_protocol.codec import decode, encode
 from loaderd_protocol.errors import (
@@ -34,8 +35,11 @@ from loaderd_protocol.errors import (
 )
 from loaderd_protocol.messages import (
     PROTOCOL_VERSION,
+    Announce,
     ArenaAdded,
     Attach,
+    BatchEmpty,
+    BatchFailed,
     Channel,
     Hello,
     Message,
@@ -45,6 +49,7 @@ from loaderd_protocol.messages import (
     Rejected,
     Sender,
     Status,
+    Unsubscribe,
     Welcome,
 )
 
@@ -131,23 +136,18 @@ class Connection:
         with self._lock:
             self._inbox.pop(sub, None)
 
-    def receive(self, sub: int, what: str) -> Message:
+    def receive(self, sub: int, what: str, within_s: float | None = None) -> Message:
         """The next message of ``sub``.
 
-        ``what`` tells in errors what is waited for. Raises: DaemonLost, DaemonTimeout, ProtocolError.
+        ``what`` tells in errors what is waited for; ``within_s``: for once, another bound than the
+        connection's ``timeout_s``. Raises: DaemonLost, DaemonTimeout, ProtocolError.
         """
         inbox = self._inbox.get(sub)
         if inbox is None:
             raise LoaderClosed("the loader is closed; connect again")
         if not inbox:
-            self._wait(lambda: bool(inbox), what)
+            self._wait(lambda: bool(inbox), what, within_s)
         return inbox.popleft()
-
-    def waiting(self, sub: int) -> bool:
-        """Whether a message of ``sub`` is there without waiting."""
-        with self._lock:
-            self._drain()
-        return bool(self._inbox.get(sub))
 
     def open_arena(self, arena: int) -> tuple[int, int]:
         """An arena's descriptor and size; waits for it, as an announcement may overtake it."""
@@ -162,6 +162,7 @@ class Connection:
         with self._lock:
             if self._closed:
                 return
+            self._give_up_undelivered()
             self._closed = True
             if self._dealer is not None:
                 self._dealer.close()
@@ -171,6 +172,19 @@ class Connection:
             self._inbox.clear()
         self.lease.flush()
         self.lease.close()
+
+    def _give_up_undelivered(self) -> None:
+        """Where views keep the lease open, what was announced and never taken must not stay out."""
+        if self._dealer is None or self._lost:
+            return
+        with contextlib.suppress(zmq.ZMQError, ProtocolError):
+            for sub in self._inbox:
+                self._dealer.send(encode(Unsubscribe(sub)), zmq.NOBLOCK)
+            self._drain()
+        for inbox in self._inbox.values():
+            for message in inbox:
+                if isinstance(message, Announce | BatchFailed | BatchEmpty):
+                    self.lease.release(release_of(message))
 
     def abandon(self) -> None:
         """In a forked child: lets go of everything without a word to the daemon."""
@@ -195,7 +209,8 @@ class Connection:
             raise ProtocolError(f"the daemon sent {type(message).__name__}, not {what}")
         return message
 
-    def _wait(self, ready: Callable[[], bool], what: str) -> None:
+    def _wait(self, ready: Callable[[], bool], what: str, within_s: float | None = None) -> None:
+        timeout_s = self._timeout_s if within_s is None else within_s
         with self._lock:
             self._drain()
         if ready():
@@ -206,14 +221,14 @@ class Connection:
             if self._lost:
                 raise self._loss(what)
             waited = time.monotonic() - began
-            if self._timeout_s is not None and waited >= self._timeout_s:
+            if timeout_s is not None and waited >= timeout_s:
                 raise self._timeout(what, waited)
             if not asked and waited >= self._patience.ping_after_s:
                 asked = True
                 self._ping()
             if asked and not warned and waited >= self._patience.warn_after_s:
                 warned = self._warn(what, waited)
-            left = _SLICE_S if self._timeout_s is None else self._timeout_s - waited
+            left = _SLICE_S if timeout_s is None else timeout_s - waited
             readable = self._poller().poll(max(1, int(1000 * min(_SLICE_S, left))))
             with self._lock:
                 if any(descriptor == self._lease_descriptor for descriptor, _ in readable):
@@ -303,7 +318,7 @@ class Connection:
 
     def _timeout(self, what: str, waited: float) -> DaemonTimeout:
         return DaemonTimeout(
-            f"{what} did not come within timeout_s={self._timeout_s:g} (waited {waited:.1f} s): the "
+            f"{what} did not come within {waited:.1f} s (timeout_s: {self._timeout_s}): the "
             f"daemon (pid {self.daemon_pid}) is {_state(self.daemon_pid)}. Ask again, raise "
             f"timeout_s, or look at `loaderd status`."
         )

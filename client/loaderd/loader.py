@@ -102,7 +102,7 @@ class Loader:
         self._connection = Connection(self._address, self._timeout_s)
         self._finalizer = weakref.finalize(self, self._connection.close)
         try:
-            self._described = self._subscribe()
+            self._batches = self._subscribe().batches
         except BaseException:
             self._finalizer()
             raise
@@ -126,7 +126,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of an epoch (of the last one started)."""
-        return self._described.batches
+        return self._batches
 
     def __iter__(self) -> EpochIterator:
         """Starts the next epoch."""
@@ -191,8 +191,7 @@ class Loader:
 
     def after_fork_in_child(self) -> None:
         """Views become the child's own, the parent's line is let go of."""
-        for subscription in self._subscriptions:
-            subscription.make_own()
+        self._connection.lease.make_own()
         self._finalizer.detach()
         self._connection.abandon()
 
@@ -235,7 +234,7 @@ class EpochIterator(Iterator[Any]):
                 f"batch {self._position} of epoch {self._epoch} of stream {self._loader.stream!r}"
             )
             if isinstance(arrival, EpochStarted):
-                self._batches = arrival.batches
+                self._batches = self._loader._batches = arrival.batches
                 continue
             if arrival.batch != self._position:
                 raise ProtocolError(f"batch {arrival.batch} came, not {self._position}")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from loaderd.connection import Connection
-from loaderd.views import Bytes, Views
-from loaderd_protocol.codec import encode
+from loaderd.views import Arrival, Bytes, Views, release_of
 from loaderd_protocol.errors import ERROR_CLASSES, ErrorCode, ProtocolError
 from loaderd_protocol.messages import (
-    NO_SLOT,
     Announce,
     BatchEmpty,
     BatchFailed,
@@ -15,7 +13,6 @@ from loaderd_protocol.messages import (
     Granted,
     Message,
     Refused,
-    Release,
     Start,
     Subscribe,
     Subscribed,
@@ -23,7 +20,8 @@ from loaderd_protocol.messages import (
     Unsubscribed,
 )
 
-Arrival = Announce | BatchFailed | BatchEmpty
+#: How long the end of a subscription is waited for; the lease's end does the rest.
+_END_S = 2.0
 
 
 class Subscription:
@@ -69,11 +67,7 @@ class Subscription:
 
     def give_back(self, arrival: Arrival) -> None:
         """Releases what is not wanted, or carried no slot."""
-        if isinstance(arrival, Announce):
-            release = Release(self.number, arrival.slot, arrival.generation)
-        else:
-            release = Release(self.number, NO_SLOT, arrival.batch)
-        self.connection.lease.release(encode(release))
+        self.connection.lease.release(release_of(arrival))
 
     def bytes_of(self, announce: Announce, always_copy: bool) -> tuple[Bytes, bool]:
         """The slot's bytes, and whether they are a copy.
@@ -86,32 +80,20 @@ class Subscription:
         view = views.view(announce)
         return (views.copy(announce), True) if view is None else (view, False)
 
-    def drain(self) -> None:
-        """Gives back what has come and is not wanted any more, without waiting."""
-        self.iteration += 1
-        while self.connection.waiting(self.number):
-            message = self._receive("nothing")
-            if isinstance(message, Announce | BatchFailed | BatchEmpty):
-                self.give_back(message)
-
     def end(self) -> None:
         """Unsubscribes and gives back all that is still on its way."""
         self.connection.send(Unsubscribe(self.number))
         while True:
-            message = self._receive(f"the end of the subscription to {self.stream!r}")
+            message = self._receive(f"the end of the subscription to {self.stream!r}", _END_S)
             if isinstance(message, Unsubscribed):
                 break
             if isinstance(message, Announce | BatchFailed | BatchEmpty):
                 self.give_back(message)
         self.connection.forget(self.number)
 
-    def make_own(self) -> None:
-        """In a forked child: its live views become copies of its own."""
-        self._views.make_own()
-
-    def _receive(self, what: str) -> Message:
+    def _receive(self, what: str, within_s: float | None = None) -> Message:
         while True:
-            message = self.connection.receive(self.number, what)
+            message = self.connection.receive(self.number, what, within_s)
             if isinstance(message, Granted):
                 self.credits = message.credits
                 continue

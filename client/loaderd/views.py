@@ -21,13 +21,28 @@ from loaderd import pages
 from loaderd_protocol import arena
 from loaderd_protocol.codec import encode
 from loaderd_protocol.errors import ProtocolError
-from loaderd_protocol.messages import Announce, Release
+from loaderd_protocol.messages import (
+    NO_SLOT,
+    Announce,
+    BatchEmpty,
+    BatchFailed,
+    Release,
+)
 
 Bytes = npt.NDArray[np.uint8]
+#: What comes for each batch of an epoch; each takes a credit until it is released.
+Arrival = Announce | BatchFailed | BatchEmpty
 log = logging.getLogger("loaderd")
 
 #: Batches in a row whose pages were mostly written, after which copies are cheaper than views.
 _WRITES_BEFORE_COPIES = 4
+
+
+def release_of(arrival: Arrival) -> bytes:
+    """The frame that gives an announcement, or what came in place of one, back."""
+    if isinstance(arrival, Announce):
+        return encode(Release(arrival.sub, arrival.slot, arrival.generation))
+    return encode(Release(arrival.sub, NO_SLOT, arrival.batch))
 
 
 class LeaseSocket:
@@ -72,6 +87,14 @@ class LeaseSocket:
         """Ends the lease where it is closed and no view is out."""
         if self.closed and not self.out:
             self.socket.close()
+
+    def make_own(self) -> None:
+        """In a forked child: makes every page of every live view this process's own."""
+        for finalizer in list(self.out.values()):
+            alive = finalizer.peek()
+            if alive is not None:
+                touched = alive[0][:: mmap.PAGESIZE]  # slots begin with a page
+                touched[:] = touched.copy()
 
     def forget(self) -> None:
         """In a forked child: gives up the descriptor and every finalizer, and sends nothing."""
@@ -118,7 +141,7 @@ class Views:
         if not self._is_clean(window, start, announce.size_bytes):
             return None
         base = np.frombuffer(window.mapping, np.uint8, announce.size_bytes, start)
-        frame = encode(Release(announce.sub, announce.slot, announce.generation))
+        frame = release_of(announce)
         self._numbers += 1
         number = self._numbers
         key = id(self) ^ number
@@ -134,19 +157,8 @@ class Views:
         """A copy of the slot on the heap; the slot is released."""
         window, start = self._locate(announce)
         copied = np.frombuffer(window.shared, np.uint8, announce.size_bytes, start).copy()
-        self._lease.release(encode(Release(announce.sub, announce.slot, announce.generation)))
+        self._lease.release(release_of(announce))
         return copied
-
-    def make_own(self) -> None:
-        """In a forked child: makes every page of every live view this process's own."""
-        for finalizer in list(self._lease.out.values()):
-            alive = finalizer.peek()
-            if alive is None:
-                continue
-            base = alive[0]
-            touched = base[:: mmap.PAGESIZE]
-            touched[:] = touched.copy()
-            base[-1:] = base[-1:].copy()
 
     def _locate(self, announce: Announce) -> tuple[Window, int]:
         window = self._windows.get(announce.arena)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -404,3 +405,27 @@ def test_two_iterators_in_two_threads_get_each_its_epoch(tmp_path: Path) -> None
             with ThreadPoolExecutor(4) as pool:
                 epochs = list(pool.map(lambda _i: [int(b[0, 0]) for b in loader], range(8)))
     assert epochs == [list(range(0, LENGTH, 4))] * 8
+
+
+def test_closing_does_not_wait_for_a_stopped_daemon(tmp_path: Path) -> None:
+    with serving(config(), tmp_path) as daemon:
+        loader = loaderd.connect("train", address=daemon.run_dir)
+        kept = next(iter(loader))
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            loader.close()
+            assert time.monotonic() - began < 10
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        assert torch.equal(kept, truth(0))
+
+
+def test_a_batch_that_outlives_its_loader_holds_no_slot_but_its_own(tmp_path: Path) -> None:
+    with serving(config(), tmp_path) as daemon:
+        kept = next(iter(loaderd.connect("train", address=daemon.run_dir)))
+        gc.collect()
+        assert eventually(lambda: status(daemon)["streams"][0]["slots_held"] == 1, 10)
+        assert torch.equal(kept, truth(0))
+        del kept
+        assert eventually(lambda: status(daemon)["streams"][0]["slots_held"] == 0, 10)
