@@ -7,7 +7,6 @@ which take none. A thread that waits polls the descriptors outside the lock.
 from __future__ import annotations
 
 import array
-import contextlib
 import logging
 import os
 import select
@@ -21,7 +20,7 @@ from typing import TypeVar
 
 import zmq
 
-from loaderd.views import LeaseSocket, release_of
+from loaderd.views import LeaseSocket
 from loaderd_protocol.address import Address
 from loaderd_protocol.codec import decode, encode
 from loaderd_protocol.errors import (
@@ -35,11 +34,8 @@ from loaderd_protocol.errors import (
 )
 from loaderd_protocol.messages import (
     PROTOCOL_VERSION,
-    Announce,
     ArenaAdded,
     Attach,
-    BatchEmpty,
-    BatchFailed,
     Channel,
     Hello,
     Message,
@@ -49,7 +45,6 @@ from loaderd_protocol.messages import (
     Rejected,
     Sender,
     Status,
-    Unsubscribe,
     Welcome,
 )
 
@@ -131,22 +126,16 @@ class Connection:
         with self._lock:
             self._inbox.setdefault(sub, deque())
 
-    def forget(self, sub: int) -> None:
-        """Nobody waits for messages of ``sub`` any more."""
-        with self._lock:
-            self._inbox.pop(sub, None)
-
-    def receive(self, sub: int, what: str, within_s: float | None = None) -> Message:
+    def receive(self, sub: int, what: str) -> Message:
         """The next message of ``sub``.
 
-        ``what`` tells in errors what is waited for; ``within_s``: for once, another bound than the
-        connection's ``timeout_s``. Raises: DaemonLost, DaemonTimeout, ProtocolError.
+        ``what`` tells in errors what is waited for. Raises: DaemonLost, DaemonTimeout, ProtocolError.
         """
         inbox = self._inbox.get(sub)
         if inbox is None:
             raise LoaderClosed("the loader is closed; connect again")
         if not inbox:
-            self._wait(lambda: bool(inbox), what, within_s)
+            self._wait(lambda: bool(inbox), what)
         return inbox.popleft()
 
     def open_arena(self, arena: int) -> tuple[int, int]:
@@ -162,7 +151,6 @@ class Connection:
         with self._lock:
             if self._closed:
                 return
-            self._give_up_undelivered()
             self._closed = True
             if self._dealer is not None:
                 self._dealer.close()
@@ -170,21 +158,7 @@ class Connection:
                 os.close(descriptor)
             self._arenas.clear()
             self._inbox.clear()
-        self.lease.flush()
         self.lease.close()
-
-    def _give_up_undelivered(self) -> None:
-        """Where views keep the lease open, what was announced and never taken must not stay out."""
-        if self._dealer is None or self._lost:
-            return
-        with contextlib.suppress(zmq.ZMQError, ProtocolError):
-            for sub in self._inbox:
-                self._dealer.send(encode(Unsubscribe(sub)), zmq.NOBLOCK)
-            self._drain()
-        for inbox in self._inbox.values():
-            for message in inbox:
-                if isinstance(message, Announce | BatchFailed | BatchEmpty):
-                    self.lease.release(release_of(message))
 
     def abandon(self) -> None:
         """In a forked child: lets go of everything without a word to the daemon."""
@@ -209,8 +183,8 @@ class Connection:
             raise ProtocolError(f"the daemon sent {type(message).__name__}, not {what}")
         return message
 
-    def _wait(self, ready: Callable[[], bool], what: str, within_s: float | None = None) -> None:
-        timeout_s = self._timeout_s if within_s is None else within_s
+    def _wait(self, ready: Callable[[], bool], what: str) -> None:
+        timeout_s = self._timeout_s
         with self._lock:
             self._drain()
         if ready():

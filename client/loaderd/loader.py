@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
@@ -18,7 +17,7 @@ from loaderd.failures import exception_of
 from loaderd.stats import LoaderStats, Meter
 from loaderd.subscription import Subscription
 from loaderd_protocol.address import Address, resolve
-from loaderd_protocol.errors import LoaderClosed, LoaderdError, ProtocolError
+from loaderd_protocol.errors import LoaderClosed, ProtocolError
 from loaderd_protocol.messages import (
     Announce,
     BatchEmpty,
@@ -97,7 +96,6 @@ class Loader:
     def _attach(self) -> None:
         self._pid = os.getpid()
         self._numbers = itertools.count()
-        self._subscriptions: list[Subscription] = []
         self._idle: list[Subscription] = []
         self._connection = Connection(self._address, self._timeout_s)
         self._finalizer = weakref.finalize(self, self._connection.close)
@@ -115,7 +113,6 @@ class Loader:
         )  # fmt: skip
         subscription = Subscription(self._connection, number, request)
         described = subscription.opened()
-        self._subscriptions.append(subscription)
         self._idle.append(subscription)
         return described
 
@@ -149,10 +146,6 @@ class Loader:
         if self._closed:
             return
         self._closed = True
-        if self._pid == os.getpid():
-            for subscription in self._subscriptions:
-                with contextlib.suppress(LoaderdError):
-                    subscription.end()
         self._finalizer()
 
     def __enter__(self) -> Self:

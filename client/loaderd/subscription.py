@@ -16,12 +16,7 @@ from loaderd_protocol.messages import (
     Start,
     Subscribe,
     Subscribed,
-    Unsubscribe,
-    Unsubscribed,
 )
-
-#: How long the end of a subscription is waited for; the lease's end does the rest.
-_END_S = 2.0
 
 
 class Subscription:
@@ -80,20 +75,9 @@ class Subscription:
         view = views.view(announce)
         return (views.copy(announce), True) if view is None else (view, False)
 
-    def end(self) -> None:
-        """Unsubscribes and gives back all that is still on its way."""
-        self.connection.send(Unsubscribe(self.number))
+    def _receive(self, what: str) -> Message:
         while True:
-            message = self._receive(f"the end of the subscription to {self.stream!r}", _END_S)
-            if isinstance(message, Unsubscribed):
-                break
-            if isinstance(message, Announce | BatchFailed | BatchEmpty):
-                self.give_back(message)
-        self.connection.forget(self.number)
-
-    def _receive(self, what: str, within_s: float | None = None) -> Message:
-        while True:
-            message = self.connection.receive(self.number, what, within_s)
+            message = self.connection.receive(self.number, what)
             if isinstance(message, Granted):
                 self.credits = message.credits
                 continue

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from loaderd_protocol.messages import (
     Announce,
     BatchEmpty,
     BatchFailed,
+    Leave,
     Release,
 )
 
@@ -45,6 +47,13 @@ def release_of(arrival: Arrival) -> bytes:
     return encode(Release(arrival.sub, NO_SLOT, arrival.batch))
 
 
+class Out(NamedTuple):
+    """A view that is out."""
+
+    finalizer: weakref.finalize[..., Bytes]
+    announce: Announce
+
+
 class LeaseSocket:
     """The trainer's end of the lease: releases go out on it, and its end ends the lease.
 
@@ -54,7 +63,7 @@ class LeaseSocket:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         #: Views that are out, by a number of their own.
-        self.out: dict[int, weakref.finalize[..., Bytes]] = {}
+        self.out: dict[int, Out] = {}
         self.closed = False
         self._unsent: deque[bytes] = deque()
 
@@ -79,7 +88,10 @@ class LeaseSocket:
                 return
 
     def close(self) -> None:
-        """Ends the lease, or leaves that to the last view."""
+        """Ends the lease, or leaves that to the last view; all but what views show comes back."""
+        kept = [out.announce for out in list(self.out.values())]
+        leave = Leave(tuple(Release(a.sub, a.slot, a.generation) for a in kept))
+        self.release(encode(leave))
         self.closed = True
         self.close_if_unused()
 
@@ -90,16 +102,16 @@ class LeaseSocket:
 
     def make_own(self) -> None:
         """In a forked child: makes every page of every live view this process's own."""
-        for finalizer in list(self.out.values()):
-            alive = finalizer.peek()
+        for out in list(self.out.values()):
+            alive = out.finalizer.peek()
             if alive is not None:
                 touched = alive[0][:: mmap.PAGESIZE]  # slots begin with a page
                 touched[:] = touched.copy()
 
     def forget(self) -> None:
         """In a forked child: gives up the descriptor and every finalizer, and sends nothing."""
-        for finalizer in list(self.out.values()):
-            finalizer.detach()
+        for out in list(self.out.values()):
+            out.finalizer.detach()
         self.out.clear()
         self._unsent.clear()
         self.socket.close()
@@ -150,7 +162,7 @@ class Views:
         )
         finalizer.atexit = False
         self.alive.add(number)
-        self._lease.out[key] = finalizer
+        self._lease.out[key] = Out(finalizer, announce)
         return base
 
     def copy(self, announce: Announce) -> Bytes:

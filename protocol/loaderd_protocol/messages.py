@@ -109,6 +109,16 @@ class Release:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The trainer takes nothing more: its cursors end, and all it was announced comes back at once.
+
+    ``kept`` names what its views still show; each of these is released as usual, later.
+    """
+
+    kept: tuple[Release, ...]
+
+
 # --- over ZeroMQ, from a trainer ------------------------------------------------------------
 
 
@@ -280,7 +290,7 @@ class Status:
 
 
 Message = (
-    Attach | Welcome | Rejected | ArenaAdded | Ping | Pong | Release | Hello | Subscribe | Start
+    Attach | Welcome | Rejected | ArenaAdded | Ping | Pong | Release | Leave | Hello | Subscribe | Start
     | Unsubscribe | AskStatus | Ready | Subscribed | Refused | Granted | EpochStarted | Announce
     | BatchFailed | BatchEmpty | Unsubscribed | Status
 )  # fmt: skip
@@ -304,6 +314,7 @@ RULES: tuple[Rule, ...] = (
     Rule(5, Ping, Sender.TRAINER, Channel.LEASE),
     Rule(6, Pong, Sender.DAEMON, Channel.LEASE),
     Rule(7, Release, Sender.TRAINER, Channel.LEASE),
+    Rule(8, Leave, Sender.TRAINER, Channel.LEASE),
     Rule(16, Hello, Sender.TRAINER, Channel.ZEROMQ),
     Rule(17, Subscribe, Sender.TRAINER, Channel.ZEROMQ),
     Rule(18, Start, Sender.TRAINER, Channel.ZEROMQ),

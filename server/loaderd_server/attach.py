@@ -26,6 +26,7 @@ from loaderd_protocol.messages import (
     ArenaAdded,
     Attach,
     Channel,
+    Leave,
     Message,
     Ping,
     Pong,
@@ -39,7 +40,8 @@ from loaderd_server.complaints import Complaints
 
 _SO_PEERPIDFD = 77  # Linux 6.5; <asm-generic/socket.h>
 _CREDENTIALS = struct.Struct("3i")
-_PACKET_BYTES = 4096
+#: The longest packet is a Leave that keeps thousands of views.
+_PACKET_BYTES = 1 << 18
 _MOST_CONNECTIONS = 1024
 #: A connection must say Attach within this time.
 _ATTACH_WITHIN_S = 5.0
@@ -52,8 +54,8 @@ _BURST = 64
 class LeaseHandler(Protocol):
     """Who is told of leases."""
 
-    def lease_said(self, lease: int, message: Release) -> None:
-        """A trainer gave a batch back."""
+    def lease_said(self, lease: int, message: Release | Leave) -> None:
+        """A trainer gave a batch back, or leaves."""
 
     def lease_ended(self, lease: int) -> None:
         """A trainer is gone."""
@@ -91,6 +93,7 @@ class AttachPoint:
         self._handler = handler
         self._complaints = complaints
         self._numbers = 0
+        self._packet = bytearray(_PACKET_BYTES)
         self._connections: dict[int, Connection] = {}
         self._by_token: dict[bytes, int] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -181,14 +184,15 @@ class AttachPoint:
                 return
             try:
                 # Without room for ancillary data the kernel closes descriptors sent to us.
-                packet = connection.socket.recv(_PACKET_BYTES)
+                size = connection.socket.recv_into(self._packet)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                packet = b""
-            if not packet:
+                size = 0
+            if size == 0:
                 self._end(connection)
                 return
+            packet = bytes(memoryview(self._packet)[:size])
             try:
                 self._on_message(connection, decode(packet, Sender.TRAINER, Channel.LEASE))
             except ProtocolError as error:
@@ -198,7 +202,7 @@ class AttachPoint:
         match message:
             case Attach():
                 self._attach(connection, message)
-            case Release() if connection.token:
+            case Release() | Leave() if connection.token:
                 self._handler.lease_said(connection.number, message)
             case Ping() if connection.token:
                 self._send(connection, encode(Pong(message.number)))

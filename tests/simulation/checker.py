@@ -13,7 +13,9 @@ from loaderd_protocol.messages import (
     BatchEmpty,
     BatchFailed,
     Granted,
+    Leave,
     Refused,
+    Release,
     Subscribed,
     Unsubscribed,
 )
@@ -102,9 +104,20 @@ class Checker:
             for key in [key for key in self._credits if key[0] == event.lease]:
                 del self._credits[key]
 
-    def released(self, event: TrainerSaid) -> None:
+        if isinstance(event, TrainerSaid) and isinstance(event.message, Leave):
+            self._left(event.lease, event.message)
+
+    def released(self, lease: int, release: Release) -> None:
         """A release that the trainer had a right to."""
-        self._out[event.lease, event.message.sub] -= 1
+        self._out[lease, release.sub] -= 1
+
+    def _left(self, lease: int, leave: Leave) -> None:
+        """Only what it keeps is out any more, and it is told nothing."""
+        for key in [key for key in self._out if key[0] == lease]:
+            self._out[key] = sum(release.sub == key[1] for release in leave.kept)
+        for key in [key for key in self._credits if key[0] == lease]:
+            del self._credits[key]
+            self._ended.add(key)
 
     def _place_is_nobodys(self, task: BatchTask) -> None:
         place = (task.place.arena, task.place.offset)

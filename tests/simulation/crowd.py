@@ -18,6 +18,7 @@ from loaderd_protocol.messages import (
     BatchFailed,
     EpochStarted,
     Granted,
+    Leave,
     Refused,
     Release,
     Start,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _SUB = 7
 _MAD_SUB = 1234
-Said = Subscribe | Start | Unsubscribe | Release
+Said = Subscribe | Start | Unsubscribe | Release | Leave
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class FakeTrainer:
         self.is_stopped = False
         #: Since when it has waited for the daemon; None while it does not.
         self.waits_since: float | None = None
+        #: It has said Leave: it hears nothing more, and may still look at what it kept.
+        self.has_left = False
         self._mail: deque[Outgoing] = deque()
         self._last_said = {True: 0.0, False: 0.0}
         self._last_heard = 0.0
@@ -114,7 +117,9 @@ class FakeTrainer:
         self.is_stopped = False
         if self.waits_since is not None:
             self.waits_since = self._world.now
-        while self._mail and not self.is_gone:
+        if self.has_left:
+            self._last_view()
+        while self._mail and not self.is_gone and not self.has_left:
             self._read(self._mail.popleft())
         self._work()
 
@@ -126,7 +131,7 @@ class FakeTrainer:
 
     def _say(self, message: Said) -> None:
         """Releases go by the lease socket, the rest by ZeroMQ: each keeps its own order."""
-        is_release = isinstance(message, Release)
+        is_release = isinstance(message, Release | Leave)
         at = max(self._last_said[is_release], self._world.now + self._draws.uniform(0, 0.002))
         self._last_said[is_release] = at
         self._world.at(at, self._world.trainer_said, TrainerSaid(self.lease, message))
@@ -138,7 +143,7 @@ class FakeTrainer:
         self._world.at(at, self._heard, message)
 
     def _heard(self, message: Outgoing) -> None:
-        if self.is_gone:
+        if self.is_gone or self.has_left:
             return
         if self.is_stopped:
             self._mail.append(message)
@@ -215,7 +220,7 @@ class FakeTrainer:
 
     def _work(self) -> None:
         """Takes the next batch if it is idle, or notes that it waits."""
-        if self._is_working or self.is_gone or self.is_stopped:
+        if self._is_working or self.is_gone or self.is_stopped or self.has_left:
             return
         if self._inbox:
             self.waits_since = None
@@ -240,7 +245,7 @@ class FakeTrainer:
 
     def _worked(self) -> None:
         self._is_working = False
-        if self.is_gone or self.is_stopped:
+        if self.is_gone or self.is_stopped or self.has_left:
             return
         while len(self._kept) > self.script.keep:
             self._say(self._kept.popleft().release)
@@ -258,11 +263,29 @@ class FakeTrainer:
             self._epoch += 1
             self._start(0)
             return
+        if self._draws.random() < 0.5:
+            self._leave()
+            return
         self._say(Unsubscribe(_SUB))
         self.waits_since = self._world.now
         if self._draws.random() < 0.5:
             while self._kept:
                 self._say(self._kept.popleft().release)
+
+    def _leave(self) -> None:
+        """As the client's close: nothing more is taken, views are released when they die."""
+        self.has_left = True
+        self.waits_since = None
+        self._inbox.clear()
+        self._say(Leave(tuple(view.release for view in self._kept)))
+        self._world.later(self._draws.uniform(0, 1), self._last_view)
+
+    def _last_view(self) -> None:
+        if self.is_gone or self.is_stopped:
+            return
+        while self._kept:
+            self._say(self._kept.popleft().release)
+        self._world.later(self._draws.uniform(0, 1), self.crash)
 
     def _nonsense(self) -> Said:
         number = self._draws.choice((-1, 0, 3, 2**31, 2**63 - 1))

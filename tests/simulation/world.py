@@ -117,7 +117,7 @@ class World:
         if isinstance(event.message, Release) and not trainer.is_gone:
             loan = (event.message.sub, event.message.slot, event.message.generation)
             if loan in self.core._leases[event.lease]._held:
-                self.check.released(event)
+                self.check.released(event.lease, event.message)
         self.tell_core(event)
 
     def tell_core(self, event: Event) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loaderd_protocol.errors import ErrorCode, Failure
-from loaderd_protocol.messages import Release, Start, Subscribe, Unsubscribe
+from loaderd_protocol.messages import Leave, Release, Start, Subscribe, Unsubscribe
 from loaderd_server.core.actions import Action
 from loaderd_server.core.admission import Admission
 from loaderd_server.core.arenas import ArenaDesk, Purpose
@@ -88,6 +88,7 @@ class Core:
         }
         self._said: dict[type, Callable[[Lease, Any], None]] = {
             Release: self._subscriptions.release,
+            Leave: self._subscriptions.leave,
             Start: self._subscriptions.start,
             Subscribe: self._subscriptions.subscribe,
             Unsubscribe: self._subscriptions.unsubscribe,
@@ -125,7 +126,9 @@ class Core:
 
     def _trainer_said(self, event: TrainerSaid) -> None:
         lease = self._leases.get(event.lease)
-        if lease is not None:  # else its end was quicker than its last words
+        if lease is None:  # its end was quicker than its last words
+            return
+        if not lease.has_left or isinstance(event.message, Release):
             self._said[type(event.message)](lease, event.message)
 
     def _lease_began(self, event: LeaseBegan) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from loaderd_server.core.sequences import Cursor
 from loaderd_server.core.slots import Slot
 
@@ -12,7 +15,7 @@ MOST_CURSORS = 64
 class Lease:
     """One trainer, from its Hello to the end of its process or socket."""
 
-    __slots__ = ("_held", "complaints", "cursors", "number")
+    __slots__ = ("_held", "complaints", "cursors", "has_left", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -21,6 +24,8 @@ class Lease:
         #: (sub, slot, generation) -> who it was announced to, once for each announcement: after a
         #: new Start the same batch can be out twice, after Unsubscribe the sub can be another's.
         self._held: dict[tuple[int, int, int], list[tuple[Cursor, Slot | None]]] = {}
+        #: It takes nothing more; what it said before on the other channel may still come in.
+        self.has_left = False
         #: Wrong messages so far.
         self.complaints = 0
 
@@ -46,8 +51,16 @@ class Lease:
             del self._held[key]
         return loan
 
-    def take_all(self) -> list[tuple[Cursor, Slot | None]]:
-        """Everything not released; the lease has nothing afterwards."""
-        loans = [loan for held in self._held.values() for loan in held]
-        self._held.clear()
+    def take_all(
+        self, kept: Iterable[tuple[int, int, int]] = ()
+    ) -> list[tuple[Cursor, Slot | None]]:
+        """Everything not released but the ``kept`` (sub, slot, generation); the lease has no more."""
+        keeping = Counter(kept)
+        loans = []
+        remaining = {}
+        for key, held in self._held.items():
+            loans += held[keeping[key] :]
+            if keeping[key]:
+                remaining[key] = held[: keeping[key]]
+        self._held = remaining
         return loans

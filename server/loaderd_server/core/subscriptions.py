@@ -5,6 +5,7 @@ from __future__ import annotations
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_protocol.messages import (
     EpochStarted,
+    Leave,
     Refused,
     Release,
     Start,
@@ -120,10 +121,18 @@ class Subscriptions:
 
     def lease_ended(self, lease: Lease) -> None:
         """The trainer is gone: all it held is free."""
+        self._take_leave(lease, ())
+
+    def leave(self, lease: Lease, asked: Leave) -> None:
+        """The trainer takes no more; what its views show stays its own until released."""
+        lease.has_left = True
+        self._take_leave(lease, asked.kept)
+
+    def _take_leave(self, lease: Lease, kept: tuple[Release, ...]) -> None:
         streams = {cursor.sequence.stream.name: cursor for cursor in lease.cursors.values()}
         for cursor in tuple(lease.cursors.values()):
             self._end(cursor)
-        for cursor, slot in lease.take_all():
+        for cursor, slot in lease.take_all((r.sub, r.slot, r.generation) for r in kept):
             self._delivery.take_back(cursor, slot)
             streams[cursor.sequence.stream.name] = cursor
         for cursor in streams.values():
