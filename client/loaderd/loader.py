@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 from loaderd import forking, ranks
 from loaderd.batch import build
@@ -27,9 +27,6 @@ from loaderd_protocol.messages import (
     Subscribe,
     Subscribed,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Output = Literal["torch", "numpy"]
 #: How many failed samples ``Loader.failures`` remembers.
