@@ -252,3 +252,11 @@ streams: {{train: {{dataset: d, batch_size: 2, seed: 1}}}}
         with loaderd.connect("train", address=daemon.run_dir) as loader:
             rows = torch.cat(list(loader))
     assert rows.sum().item() == pytest.approx(BYTES_OF_SEED_1, abs=1e-9)
+
+
+def test_a_signal_to_a_daemon_that_is_ending_does_not_change_its_exit_code(tmp_path: Path) -> None:
+    text = 'datasets: {d: {target: "no_such:X"}}\nstreams: {t: {dataset: d, batch_size: 1}}\n'
+    daemon = start(text, tmp_path)
+    daemon.wait_for("the daemon ends")
+    daemon.process.send_signal(signal.SIGTERM)
+    assert ended(daemon)[0] == 5

@@ -55,8 +55,11 @@ async def _serve(
     daemon = Daemon(loop, address, core_settings(config), plans, budget)
     stopping = asyncio.Event()
 
+    signals: list[signal.Signals] = []
+
     def on_signal(number: signal.Signals) -> None:
-        if stopping.is_set():
+        signals.append(number)
+        if len(signals) > 1:
             log.error("%s again: ending at once", number.name)
             daemon.kill()
             os._exit(ExitCode.FORCED)

@@ -21,8 +21,9 @@ from loaderd_server.workers.process_setup import SINGLE_THREADED
 
 log = logging.getLogger("loaderd.workers")
 
-#: Deaths in a row before a zygote has built its dataset, after which the dataset has failed.
-_MOST_TRIES = 3
+#: Deaths in a row before a zygote has built its dataset, after which the dataset has failed; more
+#: where it was built before, as then the fault is hardly the dataset's.
+_MOST_TRIES, _MOST_TRIES_AGAIN = 3, 10
 _LONGEST_REST_S = 30.0
 
 OnFrame = Callable[[str, Kind, Fields], None]
@@ -49,6 +50,7 @@ class ZygoteProcess:
         self._deaths = 0
         self._failure: Failure | None = None
         self._stopping = False
+        self._was_built = False
         self._gone = asyncio.Event()
         self._gone.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -104,7 +106,7 @@ class ZygoteProcess:
             self._failure = read_failure(fields[0])
             return
         if kind is Kind.BUILT:
-            self.state, self._deaths = "up", 0
+            self.state, self._deaths, self._was_built = "up", 0, True
             self._warn_of_threads(fields[1])
         self._on_frame(self._plan.name, kind, fields)
 
@@ -135,7 +137,8 @@ class ZygoteProcess:
             self._on_lost(name, DatasetFailed(name, self._failure))
             return
         self._deaths += 1
-        if self._deaths >= _MOST_TRIES and not was_up:
+        most = _MOST_TRIES_AGAIN if self._was_built else _MOST_TRIES
+        if self._deaths >= most and not was_up:
             self._on_lost(name, DatasetFailed(name, self._never_built(how)))
             return
         log.error("the zygote of dataset %s %s; it is started again", name, how)
