@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,15 +54,19 @@ class Growing(case_datasets.Indices):
 
 
 class WithLock(case_datasets.Indices):
-    """Takes a lock that another thread of the building process held while workers started."""
+    """Takes a lock that a thread of the building process holds while the first workers start."""
 
     def __init__(self) -> None:
-        import threading
-
         super().__init__(8)
         self.lock = threading.Lock()
+        held = threading.Event()
+        threading.Thread(target=self._hold, args=(held,)).start()
+        held.wait()
+
+    def _hold(self, held: threading.Event) -> None:
         with self.lock:
-            self.started = threading.active_count()
+            held.set()
+            time.sleep(1.5)
 
     def __getitem__(self, index: int) -> int:
         with self.lock:
@@ -178,9 +183,16 @@ def test_a_worker_init_that_raises_is_an_error_that_says_so(tmp_path: Path) -> N
     daemon.process.stderr.close()
 
 
-def test_case_12_a_lock_held_while_workers_start_hangs_nobody(tmp_path: Path) -> None:
-    with serving(config("WithLock", "batch_size: 4, sampler: sequential"), tmp_path) as daemon:
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_case_12_a_lock_held_while_workers_start_hangs_nobody(
+    tmp_path: Path, start_method: str
+) -> None:
+    """A forked worker inherits the lock as it is held: it is replaced after timeout_s."""
+    workers = f"{{count: 2, timeout_s: 2, start_method: {start_method}}}"
+    text = config("WithLock", "batch_size: 4, sampler: sequential", "{}", workers)
+    with serving(text, tmp_path) as daemon:
         assert torch.cat(epoch_of(daemon)).tolist() == list(range(8))
+        assert "workers.start_method: spawn" in daemon.text() or start_method == "spawn"
 
 
 STEPPING = """

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch.distributed
 from tests.support import case_datasets
 
 from loaderd import ranks
@@ -88,6 +89,17 @@ def test_ranks_are_given_or_torchruns_or_alone(monkeypatch: pytest.MonkeyPatch) 
     assert ranks.resolve(5, None) == (5, 8)
     with pytest.raises(ValueError, match=r"rank 9 is not one of 8 \(0 to 7\)"):
         ranks.resolve(9, None)
+
+
+def test_ranks_are_torch_distributeds_where_that_is_initialised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    assert ranks.resolve(None, None) == (2, 4)
 
 
 def test_waiting_is_measured_between_first_and_last_batch() -> None:
