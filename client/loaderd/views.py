@@ -138,6 +138,7 @@ class Views:
         self._windows: dict[int, Window] = {}
         self._numbers = 0
         self._mostly_written = 0
+        self._said = False
         #: Views of this subscription that are alive.
         self.alive: set[int] = set()
         #: Copies instead of views from now on: pages cannot be dropped, or are all written anyway.
@@ -167,6 +168,9 @@ class Views:
 
     def copy(self, announce: Announce) -> Bytes:
         """A copy of the slot on the heap; the slot is released."""
+        if self.copies_only and not self._said:
+            self._said = True
+            log.info("batches are written in place or locked: from now on they come as copies")
         window, start = self._locate(announce)
         copied = np.frombuffer(window.shared, np.uint8, announce.size_bytes, start).copy()
         self._lease.release(release_of(announce))
@@ -216,5 +220,4 @@ class Views:
         mostly = written_bytes * 2 > whole_bytes
         self._mostly_written = self._mostly_written + 1 if mostly else 0
         if self._mostly_written == _WRITES_BEFORE_COPIES and not self.copies_only:
-            self.copies_only = True
-            log.info("batches are written in place: from now on they are copies, not views")
+            self.copies_only = True  # said by the next copy: a finalizer does not log
