@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import secrets
 import socket
 import struct
@@ -43,6 +44,11 @@ _CREDENTIALS = struct.Struct("3i")
 #: The longest packet is a Leave that keeps thousands of views.
 _PACKET_BYTES = 1 << 18
 _MOST_CONNECTIONS = 1024
+#: Descriptors a trainer costs (connection, pidfd, ZeroMQ's own, one to spare), and what all else needs.
+#: They must never run out: libzmq aborts the process where it cannot accept.
+_DESCRIPTORS_EACH, _DESCRIPTORS_ELSE = 4, 96
+#: When there was no descriptor for a connection, how long until the next try.
+_ACCEPT_AGAIN_S = 0.2
 #: A connection must say Attach within this time.
 _ATTACH_WITHIN_S = 5.0
 #: Packets that may wait for a trainer that does not read its lease.
@@ -93,6 +99,8 @@ class AttachPoint:
         self._handler = handler
         self._complaints = complaints
         self._numbers = 0
+        self._most = _MOST_CONNECTIONS
+        self._pause: asyncio.TimerHandle | None = None
         self._packet = bytearray(_PACKET_BYTES)
         self._connections: dict[int, Connection] = {}
         self._by_token: dict[bytes, int] = {}
@@ -100,14 +108,20 @@ class AttachPoint:
 
     def open(self) -> None:
         """Listens; trainers may come from now on."""
+        self._most = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._listener.bind(os.fspath(self._address.attach_socket))
         os.chmod(self._address.attach_socket, 0o600)
         self._listener.listen(128)
         self._listener.setblocking(False)
+        self._listen()
+
+    def _listen(self) -> None:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
         """Ends every lease and stops listening."""
+        if self._pause is not None:
+            self._pause.cancel()
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
@@ -141,13 +155,20 @@ class AttachPoint:
     def _accept(self) -> None:
         try:
             accepted, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError as error:  # out of descriptors: asking again at once would only spin
+            self._complaints.say("accept", f"cannot accept: {error}", self._loop.time())
+            self._loop.remove_reader(self._listener.fileno())
+            self._pause = self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
             return
         pid, uid, _gid = _CREDENTIALS.unpack(
             accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
-        if uid not in (os.getuid(), 0) or len(self._connections) >= _MOST_CONNECTIONS:
-            why = "of another user" if uid not in (os.getuid(), 0) else "beyond the limit"
+        if uid not in (os.getuid(), 0) or len(self._connections) >= self._most:
+            why = "of another user"
+            if uid in (os.getuid(), 0):
+                why = f"beyond {self._most}, which `ulimit -n` allows"
             self._complaints.say(
                 "accept", f"refused a connection {why} (uid {uid}, pid {pid})", self._loop.time()
             )
@@ -292,3 +313,8 @@ class AttachPoint:
         self._complaints.say(
             kind, f"trainer {connection.number} (pid {connection.pid}): {text}", self._loop.time()
         )
+
+
+def most_connections(descriptors: int) -> int:
+    """How many trainers a process that may have so many descriptors can serve."""
+    return max(1, min(_MOST_CONNECTIONS, (descriptors - _DESCRIPTORS_ELSE) // _DESCRIPTORS_EACH))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def serve(config_file: Path, run_directory: str | None, log_level: str | None) -
         config = read_config(config_file)
         address = resolve(run_directory)
         _log_to_stderr(log_level or config.log_level)
+        _raise_descriptor_limit()
         with run_dir.own(address):
             budget = Budget(config.memory, config.reserve)
             budget.check_machine()
@@ -83,6 +85,12 @@ def _log_to_stderr(level: str) -> None:
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+
+
+def _raise_descriptor_limit() -> None:
+    """The soft limit on descriptors is for programs that use select(); the hard one is the bound."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _fail(text: str, code: ExitCode) -> int:
