@@ -260,3 +260,14 @@ def test_a_signal_to_a_daemon_that_is_ending_does_not_change_its_exit_code(tmp_p
     daemon.wait_for("the daemon ends")
     daemon.process.send_signal(signal.SIGTERM)
     assert ended(daemon)[0] == 5
+
+
+def test_a_client_only_installation_says_what_the_daemon_needs() -> None:
+    script = (
+        "import sys; sys.modules['click'] = None; import loaderd_server.__main__ as m; m.main()"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert said.returncode == 1
+    assert 'pip install "loaderd[server]"' in said.stderr
