@@ -97,21 +97,21 @@ class Loader:
         self._connection = Connection(self._address, self._timeout_s)
         self._finalizer = weakref.finalize(self, self._connection.close)
         try:
-            self._batches = self._subscribe().batches
+            subscription, described = self._subscribe()
         except BaseException:
             self._finalizer()
             raise
+        self._batches = described.batches
+        self._idle.append(subscription)
 
-    def _subscribe(self) -> Subscribed:
+    def _subscribe(self) -> tuple[Subscription, Subscribed]:
         number = next(self._numbers)
         request = Subscribe(
             number, self._request.stream, self._request.rank, self._request.world_size,
             self._request.prefetch, self._next_epoch,
         )  # fmt: skip
         subscription = Subscription(self._connection, number, request)
-        described = subscription.opened()
-        self._idle.append(subscription)
-        return described
+        return subscription, subscription.opened()
 
     @property
     def stream(self) -> str:
@@ -156,9 +156,10 @@ class Loader:
     def lend(self) -> Subscription:
         """A subscription for an iterator to use."""
         self.ensure_attached()
-        if not self._idle:
-            self._subscribe()
-        return self._idle.pop()
+        try:
+            return self._idle.pop()
+        except IndexError:  # asked first, another thread could take it between question and pop
+            return self._subscribe()[0]
 
     def take_back(self, subscription: Subscription) -> None:
         """An iterator needs its subscription no more."""
