@@ -28,8 +28,10 @@ _MAX_DEPTH = 200
 def is_value(item: object, depth: int = 0) -> bool:
     """Whether ``encode_value`` carries this item exactly, with all that is in it."""
     kind = type(item)
-    if kind in ATOMS or isinstance(item, np.generic):
-        return not (isinstance(item, np.generic) and item.dtype.hasobject)
+    if kind in ATOMS:
+        return True
+    if isinstance(item, np.generic):
+        return not item.dtype.hasobject and item.dtype.names is None
     if depth > _MAX_DEPTH:
         return False
     if kind in (list, tuple, set, frozenset):
@@ -83,7 +85,7 @@ def _to_ext(item: object) -> msgpack.ExtType:
 
 
 def _numpy_scalar(item: np.generic) -> msgpack.ExtType:
-    if item.dtype.hasobject:
+    if item.dtype.hasobject or item.dtype.names is not None:
         raise EncodingError(f"a numpy scalar of dtype {item.dtype} cannot travel in a batch")
     return msgpack.ExtType(_NUMPY_SCALAR, encode_value([item.dtype.str, item.tobytes()]))
 
@@ -107,8 +109,10 @@ def _from_ext(code: int, data: bytes) -> Any:
 
 
 def _read_numpy_scalar(data: bytes) -> np.generic:
-    dtype, raw = decode_value(data)
-    scalar: np.generic = np.frombuffer(raw, dtype=np.dtype(dtype), count=1)[0]
+    name, raw = decode_value(data)
+    dtype = np.dtype(name)
+    # numpy reads no item of size 0, such as an empty np.str_.
+    scalar: np.generic = np.frombuffer(raw, dtype)[0] if dtype.itemsize else dtype.type()
     return scalar
 
 

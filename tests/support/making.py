@@ -16,6 +16,8 @@ from loaderd_server.core.tasks import (
     BatchAddress,
     BatchDone,
     BatchTask,
+    OrderDone,
+    OrderTask,
     Place,
     Result,
 )
@@ -64,6 +66,13 @@ class Bench:
         counts = None if occurrences is None else np.array(occurrences, dtype=np.int64)
         places = (Place(0, 0, len(self.slot)),) if kind is BatchTask else ()
         return self.maker.do(kind(1, "d", address, rows, counts, *places))
+
+    def order(self, seed: int, epoch: int) -> list[int]:
+        """The order of an epoch."""
+        result = self.maker.do(OrderTask(1, "d", "train", seed, epoch, 1))
+        assert isinstance(result, OrderDone), result
+        order: list[int] = result.indices.tolist()
+        return order
 
     def batch(self, indices: Sequence[int], output: str = "torch", **task: Any) -> Any:
         """The batch of these indices as a trainer sees it."""

@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from loaderd_protocol.errors import EncodingError
 from loaderd_protocol.layout import Entries, Fields, Items, Node, Tensor
+from loaderd_protocol.values import is_value
 from loaderd_server.batching.placing import Placement
 from loaderd_server.batching.tree import class_name
 
 _STRINGS = (str, bytes)
 _ODD_DTYPES = "OSUV"
+_QUANTIZED = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 
 
 class CollateError(RuntimeError):
@@ -47,7 +50,7 @@ class DefaultCollate:
         if isinstance(first, bool | int | float | np.bool_ | np.number):
             return self._numbers(samples, path)
         if isinstance(first, _STRINGS) or first is None:
-            return self._placement.value(samples, path)
+            return self._plain(samples, path)
         if isinstance(first, tuple) and hasattr(first, "_fields"):
             return self._records(samples, first._fields, False, path)
         if dataclasses.is_dataclass(first) and not isinstance(first, type):
@@ -64,15 +67,17 @@ class DefaultCollate:
 
     def _tensors(self, tensors: Sequence[Any], path: str) -> Tensor:
         self._same_kind(tensors, torch.Tensor, path)
-        first = tensors[0]
-        if first.layout is not torch.strided or first.is_nested:
+        layouts = {tensor.layout for tensor in tensors}
+        dtypes = {tensor.dtype for tensor in tensors}
+        # torch.stack of quantized tensors with out= is a segmentation fault (torch 2.13).
+        if layouts != {torch.strided} or tensors[0].is_nested or dtypes & _QUANTIZED:
+            kinds = ", ".join(sorted(str(kind) for kind in (*layouts, *dtypes)))
             raise TypeError(
-                f"default_collate: {path} is a tensor of layout {first.layout}; give the stream a "
-                f"collate of its own for it"
+                f"default_collate: {path} is a sparse, nested or quantized tensor ({kinds}); give "
+                f"the stream a collate of its own that returns dense tensors"
             )
         self._same_shape([tuple(tensor.shape) for tensor in tensors], path)
-        dtype = _promoted({tensor.dtype for tensor in tensors})
-        return self._placement.stack([tensor.detach() for tensor in tensors], dtype)
+        return self._placement.stack([tensor.detach() for tensor in tensors], _promoted(dtypes))
 
     def _arrays(self, arrays: Sequence[Any], path: str) -> Tensor:
         self._same_kind(arrays, np.ndarray, path)
@@ -83,11 +88,17 @@ class DefaultCollate:
                     f"default_collate: {path} is a numpy array of dtype {dtype}, which torch has not"
                 )
         self._same_shape([array.shape for array in arrays], path)
-        torch_dtypes = {_torch_dtype(dtype, path) for dtype in dtypes}
-        if len(dtypes) == 1:
-            return self._placement.stack_arrays(arrays, next(iter(torch_dtypes)))
-        tensors = [torch.as_tensor(np.ascontiguousarray(array)) for array in arrays]
-        return self._placement.stack(tensors, _promoted(torch_dtypes))
+        promoted = _promoted({_torch_dtype(dtype, path) for dtype in dtypes})
+        return self._placement.stack_arrays(arrays, promoted)
+
+    def _plain(self, samples: Sequence[Any], path: str) -> Node:
+        try:
+            return self._placement.value(samples, path)
+        except EncodingError:
+            odd = next(row for row, sample in enumerate(samples) if not is_value(sample))
+            if odd == 0:
+                self._placement.value(samples[0], path)
+            raise self._two_kinds(samples, odd, path) from None
 
     def _numbers(self, numbers: Sequence[Any], path: str) -> Node:
         first = numbers[0]
@@ -153,11 +164,13 @@ class DefaultCollate:
     def _same_kind(self, items: Sequence[Any], kind: type, path: str) -> None:
         for row, item in enumerate(items):
             if not isinstance(item, kind):
-                raise CollateError(
-                    f"{path} is a {type(items[0]).__name__} in the sample at index "
-                    f"{self._indices[0]}, a {type(item).__name__} in the sample at index "
-                    f"{self._indices[row]}"
-                )
+                raise self._two_kinds(items, row, path)
+
+    def _two_kinds(self, items: Sequence[Any], row: int, path: str) -> CollateError:
+        return CollateError(
+            f"{path} is a {type(items[0]).__name__} in the sample at index {self._indices[0]}, a "
+            f"{type(items[row]).__name__} in the sample at index {self._indices[row]}"
+        )
 
     def _same_shape(self, shapes: Sequence[tuple[int, ...]], path: str) -> None:
         for row, shape in enumerate(shapes):

@@ -12,8 +12,9 @@ from loaderd_server.batching.keys import Keys
 from loaderd_server.core.settings import ErrorPolicy
 from loaderd_server.core.tasks import BatchAddress, BatchTask, MeasureTask, ProbeTask, RowFailure
 
-#: Called with a row before it is begun, so that a death can be laid to it.
+#: Called with a row before it is begun, so that a death can be laid to it; NO_ROW when none is.
 Progress = Callable[[int], None]
+NO_ROW = -1
 Transform = Callable[[Any, Any], Any]
 SampleTask = BatchTask | MeasureTask | ProbeTask
 
@@ -57,7 +58,8 @@ class Fetcher:
         self._seeds_transform = any(
             not getattr(transform, "uses_only_given_rng", False) for transform in transforms
         )
-        self.is_batched = hasattr(dataset, "__getitems__")
+        #: As torch asks: a dataset may say ``__getitems__ = None``.
+        self.is_batched = bool(getattr(dataset, "__getitems__", None))
 
     def fetch(self, task: SampleTask, policy: ErrorPolicy) -> Fetched:
         """The samples of a task. ``raise`` ends at the first failure, the others go through all.
@@ -174,6 +176,7 @@ class Fetcher:
             raise BatchedFault(first) from first
         if not good:
             return [], None
+        self._progress(NO_ROW)
         try:
             return good, load(good)
         except BaseException as error:

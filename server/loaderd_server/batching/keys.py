@@ -15,10 +15,11 @@ import struct
 import numpy as np
 import torch
 
-from loaderd_server.core.tasks import BatchAddress
+from loaderd_server.core.tasks import BatchAddress, OrderTask
 
 _SAMPLE = struct.Struct("<qqqq")
 _BATCH = struct.Struct("<qqqqq")
+_ORDER = struct.Struct("<qq")
 _WORDS = struct.Struct("<QQII")
 _MASK = (1 << 64) - 1
 
@@ -37,11 +38,6 @@ class Keys:
         first, second, _, _ = self._sample(b"rng", address, index, occurrence)
         return self._keyed(first, second)
 
-    def batch_rng(self, address: BatchAddress) -> np.random.Generator:
-        """The generator of a batch that a batched loader made whole."""
-        first, second, _, _ = self._batch(b"rng", address)
-        return self._keyed(first, second)
-
     def seed_sample(self, stage: bytes, address: BatchAddress, index: int, occurrence: int) -> None:
         """Seeds the global generators for one sample; ``stage``: b"load" or b"transform"."""
         _seed_globals(*self._sample(stage, address, index, occurrence))
@@ -49,6 +45,10 @@ class Keys:
     def seed_batch(self, stage: bytes, address: BatchAddress) -> None:
         """Seeds the global generators for a batch; ``stage``: b"load" or b"collate"."""
         _seed_globals(*self._batch(stage, address))
+
+    def seed_order(self, task: OrderTask) -> None:
+        """Seeds the global generators for an epoch's order: a user's sampler may draw from them."""
+        _seed_globals(*self._words(b"order", _ORDER.pack(_signed(task.seed), task.epoch)))
 
     def _keyed(self, first: int, second: int) -> np.random.Generator:
         key = self._fresh["state"]["key"]
@@ -59,24 +59,16 @@ class Keys:
     def _sample(
         self, stage: bytes, address: BatchAddress, index: int, occurrence: int
     ) -> tuple[int, int, int, int]:
-        digest = self._prefix.copy()
-        digest.update(stage)
-        digest.update(_SAMPLE.pack(_signed(address.seed), address.epoch, index, occurrence))
-        return _WORDS.unpack(digest.digest())
+        seed = _signed(address.seed)
+        return self._words(stage, _SAMPLE.pack(seed, address.epoch, index, occurrence))
 
     def _batch(self, stage: bytes, address: BatchAddress) -> tuple[int, int, int, int]:
+        numbers = (address.epoch, address.batch, address.rank, address.world_size)
+        return self._words(b"batch" + stage, _BATCH.pack(_signed(address.seed), *numbers))
+
+    def _words(self, stage: bytes, coordinates: bytes) -> tuple[int, int, int, int]:
         digest = self._prefix.copy()
-        digest.update(b"batch")
-        digest.update(stage)
-        digest.update(
-            _BATCH.pack(
-                _signed(address.seed),
-                address.epoch,
-                address.batch,
-                address.rank,
-                address.world_size,
-            )
-        )
+        digest.update(stage + coordinates)
         return _WORDS.unpack(digest.digest())
 
 

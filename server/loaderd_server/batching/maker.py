@@ -12,11 +12,18 @@ from torch.utils.data import default_collate
 from loaderd_protocol.layout import Node
 from loaderd_server.batching.collate import DefaultCollate
 from loaderd_server.batching.faults import failure_of
-from loaderd_server.batching.fetch import BatchedFault, Fetched, Fetcher, Progress, SampleTask
+from loaderd_server.batching.fetch import (
+    NO_ROW,
+    BatchedFault,
+    Fetched,
+    Fetcher,
+    Progress,
+    SampleTask,
+)
 from loaderd_server.batching.imports import load
 from loaderd_server.batching.keys import Keys
 from loaderd_server.batching.order import draw
-from loaderd_server.batching.placing import Bytes, Placement, TooLarge, Writer
+from loaderd_server.batching.placing import Bytes, Placement, TooLarge, size_of, write
 from loaderd_server.batching.tree import plan_tree
 from loaderd_server.core.settings import ErrorPolicy
 from loaderd_server.core.tasks import (
@@ -50,6 +57,7 @@ class StreamMaker:
         self._dataset = dataset
         self._keys = keys
         self._where = where
+        self._progress = progress
         transforms = [_build(target) for target in plan.transforms]
         self._fetcher = Fetcher(dataset, transforms, keys, where, progress)
         self._makes_whole = hasattr(dataset, "batch_load")
@@ -59,7 +67,6 @@ class StreamMaker:
                 f"(batch_load): transform there, or give the dataset __getitem__ instead"
             )
         self._collate = self._user_collate()
-        self._writer = Writer()
 
     def batch(self, task: BatchTask, place: Callable[[Place], Bytes]) -> Result:
         """Makes a batch in its place."""
@@ -71,7 +78,7 @@ class StreamMaker:
             fetched, root, placement, began = planned
             if root is None:
                 return BatchDone(task.task, 0, 0, b"", 0, 0, tuple(fetched.failures))
-            written = self._writer.write(root, placement, place(task.place))
+            written = write(root, placement, place(task.place))
         except TooLarge as large:
             return BatchTooLarge(task.task, large.needed_bytes)
         except BaseException as error:  # noqa: BLE001 - a user's collate; it must not end us
@@ -90,7 +97,7 @@ class StreamMaker:
             return MeasureDone(task.task, 0)
         if isinstance(planned, TaskFailed) or planned[1] is None:
             return MeasureDone(task.task, 0)
-        size = self._writer.size_of(planned[2])
+        size = size_of(planned[2])
         return MeasureDone(task.task, max(1, int(size * _HEADROOM) if planned[2].values else size))
 
     def probe(self, task: ProbeTask) -> Result:
@@ -111,6 +118,7 @@ class StreamMaker:
             batch, fetched = self._fetch(task, policy)
         except BatchedFault as fault:
             return self._whole_failed(task.task, fault.error)
+        self._progress(NO_ROW)  # a death in the collate is no row's
         if fetched.failures and policy is not ErrorPolicy.SKIP:
             return TaskFailed(task.task, tuple(fetched.failures))
         began = time.perf_counter()
@@ -167,6 +175,7 @@ class Maker:
         """Does a task; what user code raises becomes the result."""
         try:
             if isinstance(task, OrderTask):
+                Keys(self.plan.name).seed_order(task)
                 return draw(task, self._stream_plan(task.stream), self.dataset)
             stream = self._stream(task.address.stream)
         except BaseException as error:  # noqa: BLE001 - a user's sampler, transform or collate

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,15 +16,16 @@ from hypothesis import strategies as st
 from tests.support.making import read
 from torch.utils.data import default_collate
 
+from loaderd_protocol.errors import EncodingError
 from loaderd_server.batching.collate import CollateError, DefaultCollate
-from loaderd_server.batching.placing import Placement, TooLarge, Writer
+from loaderd_server.batching.placing import Placement, TooLarge, write
 
 
 def collated(samples: list[Any], slot_bytes: int = 1 << 16) -> Any:
     placement = Placement()
     root = DefaultCollate(placement, range(100, 100 + len(samples))).plan(samples)
     slot = np.full(slot_bytes, 0xAB, dtype=np.uint8)
-    return read(slot, Writer().write(root, placement, slot))
+    return read(slot, write(root, placement, slot))
 
 
 def assert_equal(got: Any, wanted: Any) -> None:
@@ -31,7 +34,7 @@ def assert_equal(got: Any, wanted: Any) -> None:
         assert got.dtype == wanted.dtype
         assert got.shape == wanted.shape
         assert torch.equal(got, wanted) or torch.isnan(wanted).any()
-    elif isinstance(wanted, dict):
+    elif isinstance(wanted, Mapping):
         assert list(got) == list(wanted)
         for key in wanted:
             assert_equal(got[key], wanted[key])
@@ -41,6 +44,12 @@ def assert_equal(got: Any, wanted: Any) -> None:
             assert_equal(left, right)
     else:
         assert got == wanted
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch calls one a prototype, the other deprecated
+    NESTED = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    QUANTIZED = torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.quint8)
 
 
 class Named(NamedTuple):
@@ -82,6 +91,13 @@ SAMPLES: list[list[Any]] = [
     [collections.OrderedDict(a=1), collections.OrderedDict(a=2)],
     [range(3), range(3)],
     [(), ()],
+    [np.array(1, np.int32), np.array(2, np.int64)],
+    [np.array(1, np.int32), np.array(2, np.int32)],
+    ["a", 1],
+    [np.str_(""), np.str_("b")],
+    [torch.tensor([1 + 2j]).conj().imag, torch.tensor([3.0])],
+    [torch.arange(3).expand(2, 3), torch.arange(6).reshape(2, 3)],
+    [collections.UserDict(a=1), collections.UserDict(a=2)],
 ]
 
 
@@ -160,6 +176,10 @@ def test_arrays_of_any_strides_and_byte_order_are_read_where_they_lie() -> None:
     assert collated(views).tolist() == [view.tolist() for view in views]
     swapped = base.astype(">i4")
     assert collated([swapped, swapped]).tolist() == [base.tolist()] * 2
+    locked = base.astype(np.int64)
+    locked.flags.writeable = False
+    both = collated([swapped, locked])
+    assert (both.dtype, both.tolist()) == (torch.int64, [base.tolist()] * 2)
 
 
 WRONG: list[tuple[list[Any], str]] = [
@@ -169,6 +189,8 @@ WRONG: list[tuple[list[Any], str]] = [
     ([{"x": 1, "y": 2}, {"x": 1}], r"has the key 'y' in the sample at index 100, but not in .*101"),
     ([[1, 2], [1]], r"equal size: sample has 2 items in the sample at index 100, 1 in .*101"),
     ([torch.zeros(1), 3], r"is a Tensor in the sample at index 100, a int in .*101"),
+    ([None, torch.zeros(1)], r"is a NoneType in the sample at index 100, a Tensor in .*101"),
+    ([{"x": "a"}, {"x": np.zeros(1)}], r"sample\['x'\] is a str in .*100, a ndarray in .*101"),
     ([1, "a"], r"int in the sample at index 100, str in the sample at index 101"),
 ]  # fmt: skip
 
@@ -180,8 +202,12 @@ def test_samples_that_do_not_fit_together_are_named(samples: list[Any], says: st
 
 
 @pytest.mark.parametrize(
-    "sample", [object(), np.array(["a"]), np.array([None]), torch.ones(2).to_sparse(), 1j]
-)
+    "sample",
+    [
+        object(), np.array(["a"]), np.array([None]), torch.ones(2).to_sparse(), 1j,
+        NESTED, QUANTIZED,
+    ],
+)  # fmt: skip
 def test_what_torchs_rules_have_no_place_for_is_a_type_error(sample: Any) -> None:
     with pytest.raises(TypeError, match="default_collate"):
         collated([sample, sample])
@@ -192,16 +218,35 @@ def test_a_batch_that_does_not_fit_is_told_before_anything_is_written() -> None:
     root = DefaultCollate(placement, [0, 1]).plan([torch.ones(100), torch.ones(100)])
     slot = np.zeros(799, dtype=np.uint8)
     with pytest.raises(TooLarge) as caught:
-        Writer().write(root, placement, slot)
+        write(root, placement, slot)
     assert caught.value.needed_bytes >= 800
     assert not slot.any()
 
 
+def test_a_sparse_tensor_among_dense_ones_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"sparse, nested or quantized.*torch.sparse_coo"):
+        collated([torch.ones(2), torch.ones(2).to_sparse()])
+
+
+class Coloured(str):
+    """A string class that the trainer may not know."""
+
+
+def test_a_string_class_is_named() -> None:
+    with pytest.raises(EncodingError, match=r"sample\[0\] is a .*Coloured, which cannot travel"):
+        collated([(Coloured("a"),), (Coloured("b"),)])
+
+
+def test_equal_keys_of_two_types_are_two_layouts() -> None:
+    assert [list(collated([{key: 1.0}])) for key in (1, True)] == [[1], [True]]
+    assert type(next(iter(collated([{True: 1.0}])))) is bool
+
+
 def test_equal_batches_have_equal_layouts() -> None:
-    writer, slot = Writer(), np.zeros(4096, dtype=np.uint8)
+    slot = np.zeros(4096, dtype=np.uint8)
     layouts = set()
     for name in ("a", "a much longer name"):
         placement = Placement()
         root = DefaultCollate(placement, [0]).plan([(torch.ones(3), name)])
-        layouts.add(writer.write(root, placement, slot).layout)
+        layouts.add(write(root, placement, slot).layout)
     assert len(layouts) == 1

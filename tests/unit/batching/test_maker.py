@@ -13,6 +13,7 @@ from tests.support import case_datasets
 from tests.support.making import Bench
 from torch.utils.data import default_collate
 
+from loaderd_server.batching.fetch import NO_ROW
 from loaderd_server.batching.keys import Keys
 from loaderd_server.core.settings import ErrorPolicy
 from loaderd_server.core.tasks import (
@@ -25,7 +26,7 @@ from loaderd_server.core.tasks import (
     ProbeTask,
     TaskFailed,
 )
-from loaderd_server.workers.plan import Target
+from loaderd_server.workers.plan import SamplerPlan, Target
 
 HERE = __name__
 
@@ -45,6 +46,10 @@ class Given:
 
 def global_collate(samples: list[Any]) -> torch.Tensor:
     return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])
+
+
+def global_sampler(dataset: Any, *, seed: int, epoch: int) -> list[int]:
+    return [random.randrange(1 << 30), np.random.randint(1 << 30), int(torch.randint(1 << 30, ()))]
 
 
 NOISY = (Target(f"{HERE}:noisy"),)
@@ -246,6 +251,27 @@ def test_a_probe_loads_and_throws_away() -> None:
     assert bench.do([2, 3, 4], kind=ProbeTask) == ProbeDone(1)
     assert bench.rows == [0, 1, 2]
     assert Bench(Batched()).do([7], kind=ProbeTask) == ProbeDone(1)
+
+
+def test_a_death_in_the_collate_is_laid_to_no_row() -> None:
+    bench = Bench(case_datasets.Indices())
+    bench.batch([1, 2])
+    assert bench.rows == [0, 1, NO_ROW]
+
+
+def test_a_sampler_that_draws_from_the_global_generators_depends_on_seed_and_epoch_alone() -> None:
+    stream: dict[str, Any] = {"sampler": SamplerPlan("target", {}, f"{HERE}:global_sampler")}
+    first, second = (Bench(case_datasets.Indices(), **stream) for _ in range(2))
+    orders = [first.order(seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    assert len({tuple(order) for order in orders}) == 3
+    assert [second.order(1, 0), second.order(0, 1), second.order(0, 0)] == orders[::-1]
+
+
+def test_getitems_may_be_switched_off_as_in_torch() -> None:
+    class Switched(case_datasets.Indices):
+        __getitems__ = None
+
+    assert Bench(Switched()).batch([1, 2]).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from loaderd_protocol.errors import EncodingError, ProtocolError
 from loaderd_protocol.layout import Entries, Fields, Items, Node, Tensor, Value, encode_layout
 from loaderd_protocol.messages import Announce
 from loaderd_protocol.values import encode_value
-from loaderd_server.batching.placing import Placement, Writer
+from loaderd_server.batching.placing import Placement, write
 from loaderd_server.batching.tree import plan_tree
 
 
@@ -27,7 +27,7 @@ def through(batch: Any, output: str = "torch") -> Any:
     placement = Placement()
     root = plan_tree(batch, placement)
     slot = np.full(1 << 16, 0xAB, dtype=np.uint8)
-    return read(slot, Writer().write(root, placement, slot), output)
+    return read(slot, write(root, placement, slot), output)
 
 
 def from_layout(root: Node, values: list[Any] | None = None, size: int = 256) -> Any:

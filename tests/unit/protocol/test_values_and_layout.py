@@ -69,6 +69,8 @@ def test_values_come_out_as_they_went_in(value: object) -> None:
         np.int64(-3),
         np.bool_(True),
         np.str_("text"),
+        np.str_(""),
+        np.bytes_(b""),
         np.datetime64(3, "s"),
         {1, 2},
         float("inf"),
@@ -79,12 +81,16 @@ def test_msgpacks_traps_keep_value_and_type(value: object) -> None:
     assert same(decode_value(encode_value(value)), value)
 
 
+#: A numpy scalar whose dtype's name, which is all that travels, does not tell its fields.
+RECORD = np.zeros(1, dtype=[("a", np.int32), ("b", np.float32)])[0]
+
+
 class Celsius(float):
     """A subclass that must not silently become its parent."""
 
 
 @pytest.mark.parametrize(
-    "value", [object(), Celsius(3), bytearray(b"x"), [lambda: 0], {1: object()}]
+    "value", [object(), Celsius(3), bytearray(b"x"), [lambda: 0], {1: object()}, RECORD]
 )
 def test_what_cannot_be_carried_exactly_is_no_value(value: object) -> None:
     assert not is_value(value)
@@ -93,6 +99,8 @@ def test_what_cannot_be_carried_exactly_is_no_value(value: object) -> None:
 def test_encoding_what_cannot_be_carried_names_its_type() -> None:
     with pytest.raises(EncodingError, match=r"Celsius cannot travel"):
         encode_value([Celsius(3)])
+    with pytest.raises(EncodingError, match=r"numpy scalar of dtype .*'a'"):
+        encode_value(RECORD)
 
 
 def test_nesting_beyond_msgpack_is_an_error_not_a_crash() -> None:
