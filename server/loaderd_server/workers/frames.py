@@ -49,6 +49,7 @@ class Kind(IntEnum):
     NOT_BUILT = 11
     FORKED = 12
     ENDED = 13
+    NOT_FORKED = 14
     # daemon to worker
     ARENA = 20
     TASK = 21

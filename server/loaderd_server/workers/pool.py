@@ -61,6 +61,8 @@ class WorkerProcess:
     page: ProgressPage
     pid: int = 0
     pidfd: int = -1
+    #: To be killed as soon as it is known: its zygote has not forked it yet.
+    doomed: bool = False
     ended: bool = False
     timer: asyncio.TimerHandle | None = None
 
@@ -124,11 +126,12 @@ class WorkerPool:
             found.line.send(pack(Kind.STOP))
 
     def kill_worker(self, worker: int, why: str) -> None:
-        """Ends a worker at once."""
+        """Ends a worker at once; one that is still to be forked, as soon as it is."""
         found = self._workers.get(worker)
         if found is None:
             return
         log.warning("worker %d (pid %d) %s: killed", worker, found.pid, why)
+        found.doomed = True
         _kill(found)
 
     def assign(self, worker: int, task: Task) -> None:
@@ -173,10 +176,13 @@ class WorkerPool:
                 self._forked(*fields)
             case Kind.ENDED:
                 self._worker_ended(fields[0], how_ended(fields[1]))
+            case Kind.NOT_FORKED:
+                self._worker_ended(fields[0], f"could not be started: {fields[1]}")
 
     def _zygote_lost(self, dataset: str, event: DatasetFailed | DatasetLost) -> None:
         for worker in [w for w in self._workers.values() if w.dataset == dataset]:
             worker.line.drain()
+            _kill(worker)
             self._forget(worker)
         self._on_event(event)
 
@@ -189,6 +195,8 @@ class WorkerPool:
             worker.pidfd = os.pidfd_open(pid)
         except ProcessLookupError:  # it has ended already, and ENDED follows
             return
+        if worker.doomed:
+            _kill(worker)
 
     # --- what workers say -------------------------------------------------------------------
 
@@ -218,9 +226,14 @@ class WorkerPool:
     def _line_ended(self, number: int) -> None:
         worker = self._workers.get(number)
         if worker is not None and worker.timer is None:
-            worker.timer = self._loop.call_later(
-                _STATUS_WAIT_S, self._worker_ended, number, "ended, its zygote did not say how"
-            )
+            worker.timer = self._loop.call_later(_STATUS_WAIT_S, self._silent_end, worker)
+
+    def _silent_end(self, worker: WorkerProcess) -> None:
+        # User code can have closed the line of a worker that lives on: it must write no more.
+        _kill(worker)
+        self._worker_ended(
+            worker.number, "closed its line, and its zygote did not say how it ended"
+        )
 
     def _worker_ended(self, number: int, how: str) -> None:
         worker = self._workers.get(number)

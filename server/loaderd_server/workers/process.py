@@ -64,7 +64,7 @@ class Worker:
                 continue
             assert self._maker is not None
             result = self._maker.do(read_task(fields))
-            sys.stdout.flush()
+            process_setup.flush_output()
             self.page.clear()
             if not self._answer(result):
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -39,8 +40,15 @@ def name(title: str) -> None:
 
 def print_to_stderr() -> None:
     """User code that prints must not meet a protocol or a pipe: stdout goes where logs go."""
-    sys.stdout.flush()
+    flush_output()
     os.dup2(2, 1)
+
+
+def flush_output() -> None:
+    """What user code has printed goes out, unless it closed the stream, or its reader is gone."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def default_signals() -> None:

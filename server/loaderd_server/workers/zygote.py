@@ -77,12 +77,16 @@ class Zygote:
     def _start(self, number: int) -> None:
         end = socket.socket(fileno=self._line.descriptors.popleft())
         progress = self._line.descriptors.popleft()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        spawns = self._plan.process.start_method == "spawn"
-        pid = self._spawn(number, end, progress) if spawns else self._fork(number, end, progress)
-        end.close()
-        os.close(progress)
+        process_setup.flush_output()
+        starts = self._spawn if self._plan.process.start_method == "spawn" else self._fork
+        try:
+            pid = starts(number, end, progress)
+        except OSError as error:  # no memory, no pids: the daemon decides when to try again
+            self._line.send(pack(Kind.NOT_FORKED, number, str(error)))
+            return
+        finally:
+            end.close()
+            os.close(progress)
         self._children[pid] = number
         self._line.send(pack(Kind.FORKED, number, pid))
 
@@ -103,8 +107,7 @@ class Zygote:
         except BaseException:  # noqa: BLE001 - the fork must never return into the zygote's loop
             sys.excepthook(*sys.exc_info())
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            process_setup.flush_output()
             os._exit(code)
 
     def _spawn(self, number: int, end: socket.socket, progress: int) -> int:

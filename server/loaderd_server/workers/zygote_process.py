@@ -21,9 +21,11 @@ from loaderd_server.workers.process_setup import SINGLE_THREADED
 
 log = logging.getLogger("loaderd.workers")
 
-#: Deaths in a row before a zygote has built its dataset, after which the dataset has failed; more
+#: Deaths in a row, each before the zygote was up for long, after which the dataset has failed; more
 #: where it was built before, as then the fault is hardly the dataset's.
 _MOST_TRIES, _MOST_TRIES_AGAIN = 3, 10
+#: Up for so long, a zygote's death is the first in a row.
+_STEADY_S = 10.0
 _LONGEST_REST_S = 30.0
 
 OnFrame = Callable[[str, Kind, Fields], None]
@@ -50,7 +52,8 @@ class ZygoteProcess:
         self._deaths = 0
         self._failure: Failure | None = None
         self._stopping = False
-        self._was_built = False
+        #: When it was last built; None where it never was.
+        self._built_at: float | None = None
         self._gone = asyncio.Event()
         self._gone.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -65,12 +68,17 @@ class ZygoteProcess:
         """Execs the zygote and sends it its plan."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         arguments = ["zygote", str(theirs.fileno()), str(os.getpid())]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "loaderd_server.workers.zygote", *arguments],
-            stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
-            env={**os.environ, **SINGLE_THREADED},
-        )  # fmt: skip
-        theirs.close()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "loaderd_server.workers.zygote", *arguments],
+                stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
+                env={**os.environ, **SINGLE_THREADED},
+            )  # fmt: skip
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self._gone.clear()
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._pidfd, self._ended)
@@ -106,7 +114,7 @@ class ZygoteProcess:
             self._failure = read_failure(fields[0])
             return
         if kind is Kind.BUILT:
-            self.state, self._deaths, self._was_built = "up", 0, True
+            self.state, self._built_at = "up", self._loop.time()
             self._warn_of_threads(fields[1])
         self._on_frame(self._plan.name, kind, fields)
 
@@ -130,29 +138,43 @@ class ZygoteProcess:
         self._line.close()
         self._process, self._line = None, None
         self._gone.set()
-        if self._stopping:
-            return
-        name, how = self._plan.name, how_exited(code)
+        if not self._stopping:
+            self._died(how_exited(code), was_up)
+
+    def _died(self, how: str, was_up: bool) -> None:
+        name = self._plan.name
         if self._failure is not None:
             self._on_lost(name, DatasetFailed(name, self._failure))
             return
-        self._deaths += 1
-        most = _MOST_TRIES_AGAIN if self._was_built else _MOST_TRIES
-        if self._deaths >= most and not was_up:
-            self._on_lost(name, DatasetFailed(name, self._never_built(how)))
+        up_s = self._loop.time() - self._built_at if was_up and self._built_at is not None else 0.0
+        self._deaths = 1 if up_s >= _STEADY_S else self._deaths + 1
+        if self._deaths >= (_MOST_TRIES if self._built_at is None else _MOST_TRIES_AGAIN):
+            self._on_lost(name, DatasetFailed(name, self._given_up(how)))
             return
         log.error("the zygote of dataset %s %s; it is started again", name, how)
         if was_up:
             self._on_lost(name, DatasetLost(name, how))
-        rest_s = 0.0 if self._deaths <= 1 else min(2.0**self._deaths, _LONGEST_REST_S)
-        self._timer = self._loop.call_later(rest_s, self.start)
+        rest_s = 0.0 if self._deaths == 1 else min(2.0 ** (self._deaths - 2), _LONGEST_REST_S)
+        self._timer = self._loop.call_later(rest_s, self._start_again)
 
-    def _never_built(self, how: str) -> Failure:
-        text = (
-            f"the zygote of dataset {self._plan.name} {how} before it had built "
-            f"{self._plan.dataset.target}, {self._deaths} times. Build it in a plain Python process "
-            f"with the same arguments to see why."
-        )
+    def _start_again(self) -> None:
+        try:
+            self.start()
+        except OSError as error:
+            self._died(f"could not be started ({error})", was_up=False)
+
+    def _given_up(self, how: str) -> Failure:
+        head = f"the zygote of dataset {self._plan.name} {how}"
+        if self._built_at is None:
+            text = (
+                f"{head} before it had built {self._plan.dataset.target}, {self._deaths} times. "
+                f"Build it in a plain Python process with the same arguments to see why."
+            )
+        else:
+            text = (
+                f"{head}, {self._deaths} times in a row within {_STEADY_S:g} s of being built or "
+                f"before. Look at memory limits and the kernel's log; then start the daemon again."
+            )
         return Failure(ErrorCode.WORKER_DIED, -1, "", text)
 
 
