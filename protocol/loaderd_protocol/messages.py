@@ -7,7 +7,7 @@ order of fields never change within a protocol version; a new field is appended 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 
 from loaderd_protocol.errors import Failure
 
@@ -110,13 +110,39 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Done:
+    """Of what was announced to ``sub`` in ``iteration``, the trainer is done with the first ``count``.
+
+    Only in streams of mode ``queue``, where a batch whose trainer dies before it is done is given to
+    another. The count only grows, so that it does not matter in which order such messages come in.
+    """
+
+    sub: int
+    iteration: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The trainer takes nothing more: its cursors end, and all it was announced comes back at once.
 
     ``kept`` names what its views still show; each of these is released as usual, later.
+    ``done``: what it is done with, one for each ``sub`` of a queue.
     """
 
     kept: tuple[Release, ...]
+    done: tuple[Done, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """A part of an epoch that is over: ``counts[r]`` units went to rank r of ``world_size``.
+
+    A unit is a sample, or a batch where a batch sampler cuts the order.
+    """
+
+    world_size: int
+    counts: tuple[int, ...]
 
 
 # --- over ZeroMQ, from a trainer ------------------------------------------------------------
@@ -135,7 +161,9 @@ class Subscribe:
 
     ``epoch``: the one whose order is to be made ready, and whose length is answered.
     ``prefetch``: batches the trainer wants made ahead of the one it works on; it is granted
-    credits for these and for two views.
+    credits for these and for two views. ``seed``: of its own order in mode ``independent``; -1 for
+    the stream's. ``batch_size``: the size the trainer cuts batches to, 0 for the stream's.
+    ``drop_last``: 0 or 1, -1 for the stream's.
     """
 
     sub: int
@@ -144,6 +172,18 @@ class Subscribe:
     world_size: int
     prefetch: int
     epoch: int
+    seed: int = -1
+    batch_size: int = 0
+    drop_last: int = -1
+
+
+class Where(IntEnum):
+    """What Start means by its place."""
+
+    #: The batch and epoch it names.
+    EXACT = 0
+    #: Where the foremost trainer is; the named place where there is none.
+    LIVE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +191,23 @@ class Start:
     """Puts the cursor at ``batch`` of ``epoch`` and lets announcements flow.
 
     ``iteration`` grows with every Start of a ``sub``; announcements repeat it, so that those of an
-    abandoned iteration are known and given back.
+    abandoned iteration are known and given back. ``dealt``: parts of the epoch that went to earlier
+    world sizes; the rest is dealt anew, and ``batch`` counts in that rest. ``failed``: positions that
+    were decided as failed when the trainer was given its batches. For a queue, ``done`` are batches
+    not to be given again, as pairs (first, last + 1), and ``count`` is the former iteration's Done.
+    ``state``: of an iterable dataset, as Announce had it.
     """
 
     sub: int
     iteration: int
     epoch: int
     batch: int
+    where: Where = Where.EXACT
+    dealt: tuple[Dealt, ...] = ()
+    failed: tuple[int, ...] = ()
+    done: tuple[int, ...] = ()
+    count: int = 0
+    state: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +238,9 @@ class Ready:
 class Subscribed:
     """The cursor exists. ``batches`` is the length of the epoch that Subscribe named.
 
-    ``batch_size`` is 0 where a batch sampler decides. ``samples`` is ``len(dataset)``.
+    ``batch_size`` is 0 where a batch sampler decides. ``samples`` is ``len(dataset)``. ``positions``:
+    how many samples of that epoch are this cursor's. ``order``: what fixes the stream's orders, as a
+    JSON object. ``batches``, ``samples`` and ``positions`` are -1 where nobody knows before the end.
     """
 
     sub: int
@@ -198,6 +250,8 @@ class Subscribed:
     batch_size: int
     drop_last: bool
     credits: int
+    positions: int = -1
+    order: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +273,18 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted:
-    """The order of ``epoch`` is ready; it has ``batches`` batches for this cursor."""
+    """The order of ``epoch`` is ready; it has ``batches`` batches for this cursor, which is at ``batch``.
+
+    ``positions``: how many samples are in them, the tail that drop_last leaves out included.
+    ``batches`` and ``positions`` are -1 where EpochEnded will tell the end.
+    """
 
     sub: int
     iteration: int
     epoch: int
     batches: int
+    batch: int = 0
+    positions: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +293,9 @@ class Announce:
 
     The slot is ``size_bytes`` from ``offset`` of ``arena``. ``layout`` is opaque to the daemon
     (see layout.py); tensors' offsets in it count from ``offset``. The tail (values that are no
-    tensors) is ``tail_bytes`` from ``offset + tail_offset``.
+    tensors) is ``tail_bytes`` from ``offset + tail_offset``. ``remade``: it had been made before.
+    ``stalled_s``: how long it was held back as the window was full. ``state``: an iterable
+    dataset's state behind this batch, opaque to the trainer.
     """
 
     sub: int
@@ -250,6 +312,9 @@ class Announce:
     tail_offset: int
     tail_bytes: int
     failed: tuple[FailedSample, ...] = ()
+    remade: bool = False
+    stalled_s: float = 0.0
+    state: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +340,15 @@ class BatchEmpty:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """Nothing more comes of the iteration: ``batches`` batches were in the epoch."""
+
+    sub: int
+    iteration: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unsubscribed:
     """The last message of ``sub``; the trainer may use the number again."""
 
@@ -290,9 +364,9 @@ class Status:
 
 
 Message = (
-    Attach | Welcome | Rejected | ArenaAdded | Ping | Pong | Release | Leave | Hello | Subscribe | Start
-    | Unsubscribe | AskStatus | Ready | Subscribed | Refused | Granted | EpochStarted | Announce
-    | BatchFailed | BatchEmpty | Unsubscribed | Status
+    Attach | Welcome | Rejected | ArenaAdded | Ping | Pong | Release | Leave | Done | Hello | Subscribe
+    | Start | Unsubscribe | AskStatus | Ready | Subscribed | Refused | Granted | EpochStarted | Announce
+    | BatchFailed | BatchEmpty | Unsubscribed | Status | EpochEnded
 )  # fmt: skip
 
 
@@ -315,6 +389,7 @@ RULES: tuple[Rule, ...] = (
     Rule(6, Pong, Sender.DAEMON, Channel.LEASE),
     Rule(7, Release, Sender.TRAINER, Channel.LEASE),
     Rule(8, Leave, Sender.TRAINER, Channel.LEASE),
+    Rule(9, Done, Sender.TRAINER, Channel.LEASE),
     Rule(16, Hello, Sender.TRAINER, Channel.ZEROMQ),
     Rule(17, Subscribe, Sender.TRAINER, Channel.ZEROMQ),
     Rule(18, Start, Sender.TRAINER, Channel.ZEROMQ),
@@ -330,4 +405,5 @@ RULES: tuple[Rule, ...] = (
     Rule(39, BatchEmpty, Sender.DAEMON, Channel.ZEROMQ),
     Rule(40, Unsubscribed, Sender.DAEMON, Channel.ZEROMQ),
     Rule(41, Status, Sender.DAEMON, Channel.ZEROMQ),
+    Rule(42, EpochEnded, Sender.DAEMON, Channel.ZEROMQ),
 )

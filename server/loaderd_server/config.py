@@ -88,11 +88,23 @@ class OnErrorConfig(Model):
     max_rate: float | None = Field(None, ge=0, le=1)
 
 
+class AwaitConfig(Model):
+    """How many trainers must have started before anything is made, and for how long they are awaited."""
+
+    count: int = Field(ge=1, le=4096)
+    timeout_s: float | None = Field(None, gt=0)
+
+
 class StreamConfig(Model):
     """A deterministic sequence of batches."""
 
     dataset: str | TargetConfig
-    mode: Literal["broadcast", "shard"] = "broadcast"
+    mode: Literal["broadcast", "shard", "queue", "independent"] = "broadcast"
+    lag: Literal["follow", "wait"] = "follow"
+    patience_s: float = Field(30.0, gt=0)
+    window: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = "auto"
+    await_trainers: AwaitConfig | None = None
+    redeliver: bool = True
     batch_size: int | None = Field(None, ge=1, le=2**20)
     drop_last: bool = False
     sampler: Literal["sequential", "random"] | SamplerConfig = "random"

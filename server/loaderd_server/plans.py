@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,10 @@ from loaderd_server.config import Config, SamplerConfig, StreamConfig, TargetCon
 from loaderd_server.core.settings import (
     CoreSettings,
     ErrorPolicy,
+    Lag,
     Mode,
     OnError,
+    Sharing,
     StreamSettings,
     WorkerSettings,
 )
@@ -21,6 +26,9 @@ from loaderd_server.workers.plan import (
     StreamPlan,
     Target,
 )
+
+#: Arguments longer than this go into states as a digest.
+_SHORT_ARGS = 80
 
 
 def core_settings(config: Config) -> CoreSettings:
@@ -34,7 +42,7 @@ def core_settings(config: Config) -> CoreSettings:
             max_rss_bytes=workers.max_rss,
             depth=workers.depth,
         ),
-        streams=tuple(_settings(name, stream) for name, stream in config.streams.items()),
+        streams=tuple(_settings(config, name, stream) for name, stream in config.streams.items()),
         memory_bytes=config.memory,
     )
 
@@ -68,7 +76,7 @@ def _dataset_name(stream_name: str, stream: StreamConfig) -> str:
     return stream.dataset if isinstance(stream.dataset, str) else f"streams.{stream_name}"
 
 
-def _settings(name: str, stream: StreamConfig) -> StreamSettings:
+def _settings(config: Config, name: str, stream: StreamConfig) -> StreamSettings:
     on_error = stream.on_error
     return StreamSettings(
         name=name,
@@ -80,7 +88,47 @@ def _settings(name: str, stream: StreamConfig) -> StreamSettings:
         on_error=OnError(ErrorPolicy(on_error.policy), on_error.max_count, on_error.max_rate),
         slot_bytes=stream.slot_bytes if isinstance(stream.slot_bytes, int) else None,
         slots=stream.slots if isinstance(stream.slots, int) else None,
+        sharing=_sharing(stream),
+        uncuttable="" if stream.collate == "default" else "its collate is the user's own",
+        order=_order(config, stream),
     )
+
+
+def _sharing(stream: StreamConfig) -> Sharing:
+    awaited = stream.await_trainers
+    return Sharing(
+        lag=Lag(stream.lag),
+        patience_s=stream.patience_s,
+        window=stream.window if isinstance(stream.window, int) else None,
+        await_count=awaited.count if awaited else 0,
+        await_timeout_s=awaited.timeout_s if awaited else None,
+        redeliver=stream.redeliver,
+    )
+
+
+def _order(config: Config, stream: StreamConfig) -> tuple[tuple[str, str], ...]:
+    """What fixes a stream's orders, but for its seed and the length of its dataset.
+
+    Targets go by name, arguments by a digest: states of trainers carry this.
+    """
+    dataset = stream.dataset
+    target = config.datasets[dataset] if isinstance(dataset, str) else dataset
+    facts = {"dataset": target.target, "dataset_args": _digest(target.args)}
+    sampler = stream.sampler
+    if isinstance(sampler, str):
+        facts["sampler"] = sampler
+    else:
+        plan = _sampler(sampler)
+        facts["sampler"] = plan.target or plan.kind
+        facts["sampler_args"] = _digest(plan.args)
+    if stream.mode == "shard":
+        facts["drop_last"] = str(stream.drop_last).lower()
+    return tuple(facts.items())
+
+
+def _digest(args: Mapping[str, Any]) -> str:
+    text = json.dumps(args, sort_keys=True, default=str)
+    return text if len(text) <= _SHORT_ARGS else hashlib.blake2b(text.encode()).hexdigest()[:16]
 
 
 def _plan(name: str, stream: StreamConfig) -> StreamPlan:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tests.simulation.fleet import Contents
+from tests.simulation.truth import Reading
 
 from loaderd_protocol.errors import ErrorCode
 from loaderd_protocol.messages import (
@@ -24,7 +25,7 @@ from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.events import LeaseEnded, TrainerSaid
 from loaderd_server.core.slots import SlotState
 from loaderd_server.core.streams import Phase, Stream
-from loaderd_server.core.tasks import BatchAddress, BatchTask
+from loaderd_server.core.tasks import BatchTask
 
 if TYPE_CHECKING:
     from tests.simulation.crowd import FakeTrainer
@@ -134,12 +135,13 @@ class Checker:
 
     def batch(
         self,
-        address: BatchAddress,
+        reading: Reading,
         message: Announce | BatchFailed | BatchEmpty,
         contents: Contents | None,
     ) -> None:
         """A batch, its failure or its emptiness is what it must be."""
-        expected = self._world.truth.expected(address)
+        address = reading.address(message.batch)
+        expected = self._world.truth.expected(reading, message.batch)
         if isinstance(message, BatchFailed):
             failure = message.failure
             right = (failure.code, failure.index) in expected.failures

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.fleet import Contents
 from tests.simulation.scenario import TrainerScript
-from tests.simulation.truth import truth_rank
+from tests.simulation.truth import Reading, reading_of
 
 from loaderd_protocol.messages import (
     NO_SLOT,
     Announce,
     BatchEmpty,
     BatchFailed,
+    Dealt,
+    Done,
+    EpochEnded,
     EpochStarted,
     Granted,
     Leave,
@@ -26,17 +29,18 @@ from loaderd_protocol.messages import (
     Subscribed,
     Unsubscribe,
     Unsubscribed,
+    Where,
 )
 from loaderd_server.core.actions import Outgoing
 from loaderd_server.core.events import LeaseBegan, LeaseEnded, TrainerSaid
-from loaderd_server.core.tasks import BatchAddress
+from loaderd_server.core.settings import Mode
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _SUB = 7
 _MAD_SUB = 1234
-Said = Subscribe | Start | Unsubscribe | Release | Leave
+Said = Subscribe | Start | Unsubscribe | Release | Done | Leave
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class View:
     release: Release
     place: tuple[int, int] | None
     contents: Contents | None
+    batch: int
+    failed: tuple[int, ...]
 
 
 class FakeTrainer:
@@ -56,15 +62,24 @@ class FakeTrainer:
         self._draws = world.draws
         self.lease = lease
         self.script = script
-        settings = world.truth.streams[script.stream]
-        self._settings = settings
-        self._rank = truth_rank(settings, script.rank, script.world_size)
+        self._settings = world.truth.streams[script.stream]
+        self._is_queue = self._settings.mode is Mode.QUEUE
         self._epoch = script.epoch
+        self._dealt = script.dealt
         self._epochs_left = script.epochs
         self._iteration = 0
         self._credits = 0
-        self._batches = -1
+        #: The batch before which its epoch ends; None before EpochStarted, and in a queue.
+        self._end: int | None = None
+        self._is_over = False
+        #: The next batch to come, and the next to be taken: it goes on there after a restart.
         self._next = 0
+        self._next_taken = 0
+        #: Positions of this epoch that were reported as failed.
+        self._failed: set[int] = set()
+        #: Of a queue: batches taken in this iteration, and how many of them it is done with.
+        self._taken: list[int] = []
+        self._done = 0
         self._inbox: deque[View] = deque()
         self._kept: deque[View] = deque()
         self._is_working = False
@@ -75,6 +90,8 @@ class FakeTrainer:
         self.waits_since: float | None = None
         #: It has said Leave: it hears nothing more, and may still look at what it kept.
         self.has_left = False
+        self._has_begun = False
+        self._is_live = False
         self._mail: deque[Outgoing] = deque()
         self._last_said = {True: 0.0, False: 0.0}
         self._last_heard = 0.0
@@ -91,11 +108,12 @@ class FakeTrainer:
         script = self.script
         self._say(
             Subscribe(
-                _SUB, script.stream, script.rank, script.world_size, script.prefetch, self._epoch
+                _SUB, script.stream, script.rank, script.world_size, script.prefetch, self._epoch,
+                script.seed, script.batch_size, script.drop_last,
             )
-        )
+        )  # fmt: skip
         if script.is_hasty:
-            self._start(self._first_batch())
+            self._begin()
         self.waits_since = self._world.now
 
     def crash(self) -> None:
@@ -106,6 +124,31 @@ class FakeTrainer:
         self.is_gone = True
         self.waits_since = None
         self._world.tell_core(LeaseEnded(self.lease))
+
+    def lose_daemon(self, lease: int) -> None:
+        """The daemon was killed: what was prefetched is lost, and it comes back by another lease."""
+        if self.is_gone or not self.is_attached:
+            return
+        if self.has_left or not self.script.reconnects:
+            self.is_gone = True
+            self.waits_since = None
+            return
+        self._world.renamed(self, lease)
+        self.lease = lease
+        self.is_attached = False
+        self._inbox.clear()
+        self._kept.clear()
+        self._mail.clear()
+        self._last_said = {True: 0.0, False: 0.0}
+        self._iteration = 0
+        self.waits_since = None
+        self._world.later(self._draws.uniform(0, 1), self._attach_again, lease)
+
+    def _attach_again(self, lease: int) -> None:
+        if self.is_stopped and math.isfinite(self.script.stop_s):
+            self._world.later(1.0, self._attach_again, lease)
+        elif lease == self.lease and not self.is_stopped:
+            self.attach()
 
     def stop(self) -> None:
         """SIGSTOP."""
@@ -131,7 +174,7 @@ class FakeTrainer:
 
     def _say(self, message: Said) -> None:
         """Releases go by the lease socket, the rest by ZeroMQ: each keeps its own order."""
-        is_release = isinstance(message, Release | Leave)
+        is_release = isinstance(message, Release | Leave | Done)
         at = max(self._last_said[is_release], self._world.now + self._draws.uniform(0, 0.002))
         self._last_said[is_release] = at
         self._world.at(at, self._world.trainer_said, TrainerSaid(self.lease, message))
@@ -140,10 +183,10 @@ class FakeTrainer:
         """A message comes in, after those before it."""
         at = max(self._last_heard, self._world.now + self._draws.uniform(0, 0.002))
         self._last_heard = at
-        self._world.at(at, self._heard, message)
+        self._world.at(at, self._heard, self.lease, message)
 
-    def _heard(self, message: Outgoing) -> None:
-        if self.is_gone or self.has_left:
+    def _heard(self, lease: int, message: Outgoing) -> None:
+        if self.is_gone or self.has_left or lease != self.lease:
             return
         if self.is_stopped:
             self._mail.append(message)
@@ -158,18 +201,21 @@ class FakeTrainer:
         check.that(message.sub == _SUB, message, "for a sub that is not there")
         if isinstance(message, Subscribed):
             check.that(message.credits >= 1, message, "without a credit")
-            batches = len(self._truth_batches(self.script.epoch))
-            check.that(message.batches == batches, message, "but there are", batches)
+            batches = self._truth_end(replace(self._reading(), dealt=()))
+            is_old = message.batches == batches or self.script.is_hasty
+            check.that(is_old, message, "but there are", batches)
             self._credits = message.credits
             if not self.script.is_hasty:
-                self._start(self._first_batch())
+                self._begin()
         elif isinstance(message, Granted):
             self._credits = message.credits
         elif isinstance(message, EpochStarted):
             if message.iteration == self._iteration:
-                self._batches = message.batches
-                batches = len(self._truth_batches(self._epoch))
-                check.that(message.batches == batches, message, "but there are", batches)
+                self._started(message)
+        elif isinstance(message, EpochEnded):
+            if message.iteration == self._iteration:
+                self._is_over = True
+                self._world.queues.ended(self._reading())
         elif isinstance(message, (Refused, Unsubscribed)):
             self._bye(message)
         else:
@@ -182,20 +228,65 @@ class FakeTrainer:
 
     # --- batches ----------------------------------------------------------------------------
 
-    def _truth_batches(self, epoch: int) -> list[list[int]]:
-        return self._world.truth.batches(self.script.stream, epoch, *self._rank)
+    def _reading(self) -> Reading:
+        script = self.script
+        return reading_of(
+            self._settings, seed=script.seed, epoch=self._epoch, rank=script.rank,
+            world_size=script.world_size, dealt=self._dealt,
+        )  # fmt: skip
 
-    def _first_batch(self) -> int:
-        return int(self.script.batch_share * len(self._truth_batches(self._epoch)))
+    def _truth_end(self, reading: Reading) -> int:
+        script = self.script
+        drop_last = self._settings.drop_last if script.drop_last < 0 else bool(script.drop_last)
+        return self._world.truth.end(reading, script.batch_size, drop_last)
 
-    def _start(self, batch: int) -> None:
+    def _begin(self) -> None:
+        """Where it is to begin, or where it was when the daemon died."""
+        if self._has_begun:
+            self._start(self._next_taken, goes_on=True)
+        else:
+            first = int(self.script.batch_share * self._truth_end(self._reading()))
+            self._start(first, Where.LIVE if self.script.joins_live else Where.EXACT)
+
+    def _start(self, batch: int, where: Where = Where.EXACT, *, goes_on: bool = False) -> None:
+        if not goes_on:
+            self._failed.clear()
+        if where is Where.LIVE:
+            self._dealt = ()
+        self._has_begun = where is Where.EXACT
+        self._is_live = where is Where.LIVE
         self._iteration += 1
-        self._next = batch
-        self._batches = -1
+        self._next = self._next_taken = batch
+        self._end = None
+        self._is_over = False
         while self._inbox:
             self._say(self._inbox.popleft().release)
-        self._say(Start(_SUB, self._iteration, self._epoch, batch))
+        count = len(self._taken)
+        done = self._done_ranges() if goes_on and self._is_queue else ()
+        self._taken, self._done = [], 0
+        failed = tuple(sorted(self._failed)) if goes_on else ()
+        self._say(
+            Start(
+                _SUB, self._iteration, self._epoch, batch, where, self._dealt, failed, done, count
+            )
+        )
         self.waits_since = self._world.now
+
+    def _done_ranges(self) -> tuple[int, ...]:
+        """All batches of this epoch of the queue that it has taken, as pairs."""
+        mine = self._world.queues.taken_by(self, self._reading())
+        return tuple(bound for batch in sorted(mine) for bound in (batch, batch + 1))
+
+    def _started(self, message: EpochStarted) -> None:
+        check = self._world.check
+        if self._is_live:
+            self._epoch, self._is_live, self._has_begun = message.epoch, False, True
+            self._next = self._next_taken = message.batch
+        check.that(message.epoch == self._epoch, message, "is another epoch than", self._epoch)
+        check.that(message.batch == self._next_taken, message, "not at", self._next_taken)
+        self._end = self._truth_end(self._reading())
+        told = -1 if self._is_queue else self._end
+        check.that(message.batches == told, message, "but there are", told)
 
     def _given(self, message: Announce | BatchFailed | BatchEmpty) -> None:
         if isinstance(message, Announce):
@@ -208,29 +299,39 @@ class FakeTrainer:
             return
         check = self._world.check
         check.that(message.epoch == self._epoch, message, "is of another epoch")
-        check.that(message.batch == self._next, message, "where this batch is due:", self._next)
+        if not self._is_queue:
+            check.that(message.batch == self._next, message, "where this batch is due:", self._next)
         self._next += 1
         contents = None if place is None else self._world.fleet.memory.get(place)
-        check.batch(self._address(message), message, contents)
-        self._inbox.append(View(release, place, contents))
-
-    def _address(self, message: Announce | BatchFailed | BatchEmpty) -> BatchAddress:
-        settings = self._settings
-        return BatchAddress(settings.name, settings.seed, message.epoch, message.batch, *self._rank)
+        check.batch(self._reading(), message, contents)
+        failed = () if isinstance(message, BatchFailed) else message.failed
+        self._inbox.append(
+            View(release, place, contents, message.batch, tuple(f.position for f in failed))
+        )
 
     def _work(self) -> None:
         """Takes the next batch if it is idle, or notes that it waits."""
         if self._is_working or self.is_gone or self.is_stopped or self.has_left:
             return
+        if not self.is_attached:
+            return
+        if self._is_queue and self.is_attached and len(self._taken) > self._done:
+            self._done = len(self._taken)
+            self._say(Done(_SUB, self._iteration, self._done))
         if self._inbox:
             self.waits_since = None
             self._is_working = True
             self._take(self._inbox.popleft())
             self._world.later(self.script.pace_s, self._worked)
-        elif self._batches >= 0 and self._next >= self._batches:
+        elif self._is_at_end():
             self._next_epoch()
         elif self.waits_since is None:
             self.waits_since = self._world.now
+
+    def _is_at_end(self) -> bool:
+        if self._is_queue:
+            return self._is_over
+        return self._end is not None and self._next >= self._end
 
     def _take(self, view: View) -> None:
         """As the client does: a view while one credit stays free of views, else a copy.
@@ -238,6 +339,11 @@ class FakeTrainer:
         Views it keeps stay kept when its credits are lowered.
         """
         self.delivered += 1
+        self._next_taken = view.batch + 1
+        self._failed.update(view.failed)
+        if self._is_queue:
+            self._taken.append(view.batch)
+            self._world.queues.took(self, self._reading(), view.batch)
         if len(self._kept) >= self._credits - 1:
             self._say(view.release)
         else:
@@ -245,7 +351,7 @@ class FakeTrainer:
 
     def _worked(self) -> None:
         self._is_working = False
-        if self.is_gone or self.is_stopped or self.has_left:
+        if self.is_gone or self.is_stopped or self.has_left or not self.is_attached:
             return
         while len(self._kept) > self.script.keep:
             self._say(self._kept.popleft().release)
@@ -253,12 +359,14 @@ class FakeTrainer:
             self._say(self._nonsense())
         if self._draws.random() < self.script.restlessness:
             self._epoch = self._draws.choice((self._epoch, self._epoch, 0, 5))
-            self._start(self._draws.randint(0, len(self._truth_batches(self._epoch))))
+            where = self._draws.choice((Where.EXACT, Where.EXACT, Where.LIVE))
+            self._start(self._draws.randint(0, self._truth_end(self._reading())), where)
         self._work()
 
     def _next_epoch(self) -> None:
         self._epochs_left -= 1
-        self._batches = -1
+        self._end, self._is_over = None, False
+        self._dealt = ()
         if self._epochs_left > 0:
             self._epoch += 1
             self._start(0)
@@ -277,7 +385,8 @@ class FakeTrainer:
         self.has_left = True
         self.waits_since = None
         self._inbox.clear()
-        self._say(Leave(tuple(view.release for view in self._kept)))
+        done = (Done(_SUB, self._iteration, len(self._taken)),) if self._is_queue else ()
+        self._say(Leave(tuple(view.release for view in self._kept), done))
         self._world.later(self._draws.uniform(0, 1), self._last_view)
 
     def _last_view(self) -> None:
@@ -299,5 +408,8 @@ class FakeTrainer:
                 Subscribe(_SUB, self.script.stream, 0, 1, 2, 0),
                 Subscribe(_MAD_SUB, "no such stream", number, number, number, number),
                 Subscribe(_MAD_SUB, self.script.stream, number, number, -1, number),
+                Subscribe(_MAD_SUB, self.script.stream, 0, 1, 2, 0, number, -1, number),
+                Start(_SUB, self._iteration, 0, 0, Where.LIVE, (Dealt(3, (number,)),)),
+                Done(number, self._iteration, number),
             )
         )

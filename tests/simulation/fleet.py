@@ -16,6 +16,7 @@ from loaderd_server.core.events import (
     DatasetFailed,
     DatasetLost,
     DatasetReady,
+    Event,
     WorkerAnswered,
     WorkerEnded,
     WorkerStarted,
@@ -78,11 +79,17 @@ class Fleet:
         #: (arena, offset) -> what lies there.
         self.memory: dict[tuple[int, int], Contents] = {}
         self._used_bytes = 0
+        #: Its daemon was killed, and so were its workers.
+        self.is_dead = False
         self._is_there = {d.name: False for d in world.scenario.datasets}
         self._stillborn = {d.name: d.stillborn for d in world.scenario.datasets}
         self._born = {d.name: 0 for d in world.scenario.datasets}
         self._losses = {d.name: 0 for d in world.scenario.datasets}
         self._accidents: Counter[BatchAddress] = Counter()
+
+    def _tell_core(self, event: Event) -> None:
+        if not self.is_dead:
+            self._world.tell_core(event)
 
     # --- zygotes ----------------------------------------------------------------------------
 
@@ -95,7 +102,7 @@ class Fleet:
 
     def _built(self, dataset: str, length: int) -> None:
         self._is_there[dataset] = True
-        self._world.tell_core(DatasetReady(dataset, length))
+        self._tell_core(DatasetReady(dataset, length))
 
     def _lose(self, dataset: str) -> None:
         """A zygote dies, unless that could be taken for a sample's doing."""
@@ -107,11 +114,11 @@ class Fleet:
         for worker in mine:
             worker.is_gone = True
             del self.workers[worker.number]
-        self._world.tell_core(DatasetLost(dataset, "was killed by signal 9 (SIGKILL)"))
+        self._tell_core(DatasetLost(dataset, "was killed by signal 9 (SIGKILL)"))
         script = self._world.truth.datasets[dataset]
         after_s = self._draws.uniform(0.01, 0.5)
         if script.is_lost_for_good and self._losses[dataset] == script.losses:
-            self._world.later(after_s, self._world.tell_core, DatasetFailed(dataset, _NO_DATASET))
+            self._world.later(after_s, self._tell_core, DatasetFailed(dataset, _NO_DATASET))
         else:
             self._world.later(after_s, self._built, dataset, script.length)
 
@@ -146,7 +153,7 @@ class Fleet:
         if not worker.is_gone:
             worker.is_started = True
             self._born[worker.dataset] += 1
-            self._world.tell_core(WorkerStarted(worker.number, 1000 + worker.number))
+            self._tell_core(WorkerStarted(worker.number, 1000 + worker.number))
 
     def stop(self, action: StopWorker) -> None:
         """Ends a worker that has nothing in hand."""
@@ -166,7 +173,7 @@ class Fleet:
             return
         worker.is_gone = True
         del self.workers[worker.number]
-        self._world.tell_core(WorkerEnded(worker.number, "was killed by signal 9 (SIGKILL)", row))
+        self._tell_core(WorkerEnded(worker.number, "was killed by signal 9 (SIGKILL)", row))
 
     # --- tasks ------------------------------------------------------------------------------
 
@@ -209,7 +216,7 @@ class Fleet:
         if worker.hands:
             self._begin(worker)
         growth = self._draws.choice((0, 0, 0, 2000))
-        self._world.tell_core(WorkerAnswered(worker.number, result, growth))
+        self._tell_core(WorkerAnswered(worker.number, result, growth))
 
     def _die(self, worker: FakeWorker, begun: int) -> None:
         if not worker.is_gone and worker.begun == begun:
@@ -225,7 +232,7 @@ class Fleet:
     def _come_to(self, worker: FakeWorker, task: Task) -> tuple[Result | None, int | None, bool]:
         """What a task leads to: (answer, None), or (None, row) with whether it hangs there."""
         if isinstance(task, OrderTask):
-            done = self._world.truth.order_done(task.task, task.stream, task.epoch, task.world_size)
+            done = self._world.truth.order_done(task.task, task.stream, task.seed, task.epoch)
             return done, None, False
         script = self._world.truth.datasets[worker.dataset]
         policy = self._world.truth.streams[task.address.stream].on_error.policy
@@ -296,14 +303,14 @@ class Fleet:
         over = self._used_bytes + size_bytes > self._world.scenario.budget_bytes
         if over or self._draws.random() < self._world.scenario.refusal_share:
             refusal = ArenaRefused(action.arena, f"needs {size_bytes} bytes; raise memory")
-            self._world.later(0.01, self._world.tell_core, refusal)
+            self._world.later(0.01, self._tell_core, refusal)
             return
         self._used_bytes += size_bytes
         self._world.later(self._draws.uniform(0, 0.1), self._arena_ready, action)
 
     def _arena_ready(self, action: MakeArena) -> None:
         self._world.check.arena_made(action)
-        self._world.tell_core(ArenaReady(action.arena))
+        self._tell_core(ArenaReady(action.arena))
 
 
 def _row_failure(row: int, index: int) -> RowFailure:

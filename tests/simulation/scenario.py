@@ -6,11 +6,14 @@ import math
 import random
 from dataclasses import dataclass, field
 
+from loaderd_protocol.messages import Dealt
 from loaderd_server.core.settings import (
     CoreSettings,
     ErrorPolicy,
+    Lag,
     Mode,
     OnError,
+    Sharing,
     StreamSettings,
     WorkerSettings,
 )
@@ -67,6 +70,17 @@ class TrainerScript:
     crash_at: float
     #: Sends Start without waiting for Subscribed.
     is_hasty: bool
+    #: Of its own order; -1 for the stream's.
+    seed: int
+    #: Its own batch size and drop_last; 0 and -1 for the stream's.
+    batch_size: int
+    drop_last: int
+    #: Joins where the foremost is.
+    joins_live: bool
+    #: Comes back when the daemon has died.
+    reconnects: bool
+    #: What of the first epoch went to other world sizes before.
+    dealt: tuple[Dealt, ...]
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,8 @@ class Scenario:
     refusal_share: float
     #: Bytes the shell gives out for arenas.
     budget_bytes: int
+    #: When the daemon is killed, and started again at once.
+    restarts: tuple[float, ...]
     draws: random.Random = field(compare=False)
 
 
@@ -125,6 +141,7 @@ def scenario_of(seed: int) -> Scenario:
         draws.choice((0.0, 0.05, 0.3)),
         draws.choice((0.0, 0.0, 0.0, 0.3)),
         slots_bytes * draws.choice((1, 2, 4)) if draws.random() < 0.3 else 1 << 30,
+        tuple(draws.uniform(0.3, 4) for _ in range(draws.choice((0, 0, 0, 1, 2)))),
         draws,
     )
 
@@ -157,21 +174,36 @@ def _stream(draws: random.Random, name: str, dataset: str, workers: int) -> Stre
     return StreamSettings(
         name,
         dataset,
-        draws.choice((Mode.BROADCAST, Mode.BROADCAST, Mode.SHARD)),
+        draws.choice(tuple(Mode)),
         draws.randrange(1000),
         draws.choice((None, 1, 2, 4, 4, 8)),
         draws.random() < 0.5,
         OnError(policy, draws.choice((1, 3)) if capped else None),
         draws.choice((None, None, 2 * PAGE_BYTES)),
         draws.choice((None, None, workers + 2, workers + 4, workers + 30)),
+        _sharing(draws),
+    )
+
+
+def _sharing(draws: random.Random) -> Sharing:
+    return Sharing(
+        draws.choice((Lag.FOLLOW, Lag.FOLLOW, Lag.WAIT)),
+        draws.choice((0.5, 4.0)),
+        draws.choice((None, 1, 3, 8)),
+        draws.choice((0, 0, 0, 2, 5)),
+        draws.choice((0.5, 3.0)),
+        draws.random() < 0.8,
     )
 
 
 def _trainer(draws: random.Random, streams: tuple[StreamSettings, ...]) -> TrainerScript:
     world_size = draws.choice((1, 2, 3))
     fate = draws.random()
+    stream = draws.choice(streams)
+    can_cut = stream.batch_size is not None and stream.mode is not Mode.QUEUE
+    cuts = can_cut and draws.random() < 0.4
     return TrainerScript(
-        draws.choice(streams).name,
+        stream.name,
         draws.randrange(world_size),
         world_size,
         draws.choice((0, 1, 2, 2, 5)),
@@ -187,4 +219,15 @@ def _trainer(draws: random.Random, streams: tuple[StreamSettings, ...]) -> Train
         draws.choice((5.0, math.inf, math.inf)),
         draws.uniform(0, 2) if fate > 0.85 else math.inf,
         draws.random() < 0.5,
+        draws.choice((-1, 3, 4)) if stream.mode is Mode.INDEPENDENT else -1,
+        draws.choice((1, 3, 5, 16)) if cuts else 0,
+        draws.choice((-1, 0, 1)) if cuts else -1,
+        draws.random() < 0.3,
+        draws.random() < 0.8,
+        _dealt(draws) if stream.mode is Mode.SHARD and draws.random() < 0.4 else (),
     )
+
+
+def _dealt(draws: random.Random) -> tuple[Dealt, ...]:
+    worlds = [draws.choice((1, 2, 4)) for _ in range(draws.choice((1, 1, 2)))]
+    return tuple(Dealt(w, tuple(draws.randint(0, 6) for _ in range(w))) for w in worlds)

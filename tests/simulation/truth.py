@@ -10,6 +10,7 @@ import numpy as np
 from tests.simulation.scenario import BATCH_BYTES, DatasetScript, Scenario
 
 from loaderd_protocol.errors import ErrorCode
+from loaderd_protocol.messages import Dealt
 from loaderd_server.core.settings import ErrorPolicy, Mode, StreamSettings
 from loaderd_server.core.tasks import BatchAddress, OrderDone
 
@@ -30,6 +31,24 @@ class Expected:
     codes: frozenset[ErrorCode]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a trainer reads: an epoch of a sequence, or what earlier world sizes left of it."""
+
+    stream: str
+    seed: int
+    epoch: int
+    rank: int
+    world_size: int
+    dealt: tuple[Dealt, ...] = ()
+
+    def address(self, batch: int) -> BatchAddress:
+        """As workers are told of a batch of it."""
+        return BatchAddress(
+            self.stream, self.seed, self.epoch, batch, self.rank, self.world_size
+        )
+
+
 class Truth:
     """The pure function that the daemon serves."""
 
@@ -38,9 +57,9 @@ class Truth:
         self.streams = {s.name: s for s in scenario.settings.streams}
         self.datasets = {d.name: d for d in scenario.datasets}
         self._orders: dict[tuple[str, int, int], tuple[list[Row], list[int] | None]] = {}
-        self._batches: dict[tuple[str, int, int, int], list[list[int]]] = {}
-        self._expected: dict[BatchAddress, Expected] = {}
-        self._ranks: dict[tuple[str, int, int, int], list[Row]] = {}
+        self._batches: dict[Reading, list[list[int]]] = {}
+        self._expected: dict[tuple[Reading, int], Expected] = {}
+        self._ranks: dict[Reading, list[Row]] = {}
 
     def dataset(self, stream: str) -> DatasetScript:
         """The dataset of a stream."""
@@ -48,16 +67,16 @@ class Truth:
 
     # --- orders -----------------------------------------------------------------------------
 
-    def order(self, stream: str, epoch: int, world_size: int) -> tuple[list[Row], list[int] | None]:
+    def order(self, stream: str, seed: int, epoch: int) -> tuple[list[Row], list[int] | None]:
         """Rows in the order of an epoch, and the cuts of a batch sampler."""
-        key = (stream, epoch, world_size)
+        key = (stream, seed, epoch)
         if key not in self._orders:
-            self._orders[key] = self._draw(stream, epoch, world_size)
+            self._orders[key] = self._draw(stream, seed, epoch)
         return self._orders[key]
 
-    def _draw(self, stream: str, epoch: int, world: int) -> tuple[list[Row], list[int] | None]:
+    def _draw(self, stream: str, seed: int, epoch: int) -> tuple[list[Row], list[int] | None]:
         settings, length = self.streams[stream], self.dataset(stream).length
-        draws = random.Random(f"{stream} {settings.seed} {epoch}")
+        draws = random.Random(f"{stream} {seed} {epoch}")
         if stream in self._scenario.redrawn:
             indices = [draws.randrange(length) for _ in range(length)]
         else:
@@ -67,17 +86,11 @@ class Truth:
             cuts = [0]
             while cuts[-1] < length:
                 cuts.append(min(length, cuts[-1] + draws.randint(0, 5)))
-        elif length and length % world:
-            pad = world - length % world
-            indices = indices[: length - length % world] if settings.drop_last else indices
-            while not settings.drop_last and pad > 0:
-                indices += indices[:pad]
-                pad = -len(indices) % world
         return _with_occurrences(indices), cuts
 
-    def order_done(self, task: int, stream: str, epoch: int, world_size: int) -> OrderDone:
+    def order_done(self, task: int, stream: str, seed: int, epoch: int) -> OrderDone:
         """As a worker answers."""
-        rows, cuts = self.order(stream, epoch, world_size)
+        rows, cuts = self.order(stream, seed, epoch)
         array = np.array(rows, dtype=np.int64).reshape(len(rows), 2)
         occurrences = array[:, 1].copy() if array[:, 1].any() else None
         return OrderDone(
@@ -87,37 +100,48 @@ class Truth:
             None if cuts is None else np.array(cuts, dtype=np.int64),
         )
 
-    def batches(self, stream: str, epoch: int, rank: int, world_size: int) -> list[list[int]]:
-        """The batches of a rank, as lists of its positions."""
-        self.rank_rows(stream, epoch, rank, world_size)
-        return self._batches[stream, epoch, rank, world_size]
+    def batches(self, reading: Reading) -> list[list[int]]:
+        """The batches that are read, as lists of positions; a short last one with them."""
+        self.rank_rows(reading)
+        return self._batches[reading]
 
-    def rank_rows(self, stream: str, epoch: int, rank: int, world_size: int) -> list[Row]:
+    def end(self, reading: Reading, own_size: int, drop_last: bool) -> int:
+        """The batch before which a trainer ends that cuts to its own size."""
+        batches = self.batches(reading)
+        size = own_size or self.streams[reading.stream].batch_size
+        if size is None:
+            return len(batches)
+        length = sum(map(len, batches))
+        needed = length - length % size if drop_last else length
+        return sum(1 for batch in batches if batch[0] < needed)
+
+    def rank_rows(self, reading: Reading) -> list[Row]:
         """All rows of a rank in its order; ``batches`` are ranges of it."""
-        key = (stream, epoch, rank, world_size)
-        if key not in self._ranks:
-            self._ranks[key], self._batches[key] = self._deal(*key)
-        return self._ranks[key]
+        if reading not in self._ranks:
+            self._ranks[reading], self._batches[reading] = self._deal(reading)
+        return self._ranks[reading]
 
-    def _deal(
-        self, stream: str, epoch: int, rank: int, world: int
-    ) -> tuple[list[Row], list[list[int]]]:
-        settings = self.streams[stream]
-        rows, cuts = self.order(stream, epoch, world)
+    def _deal(self, reading: Reading) -> tuple[list[Row], list[list[int]]]:
+        settings = self.streams[reading.stream]
+        rows, cuts = self.order(reading.stream, reading.seed, reading.epoch)
+        units = [[row] for row in rows]
+        if cuts is not None:
+            units = [rows[a:b] for a, b in itertools.pairwise(cuts)]
+        left = list(range(len(units)))
+        for part in reading.dealt:
+            hands = _hands(left, part.world_size, settings.drop_last)
+            over = {u for hand, count in zip(hands, part.counts, strict=True) for u in hand[:count]}
+            left = [unit for unit in left if unit not in over]
+        mine = _hands(left, reading.world_size, settings.drop_last)[reading.rank]
         if cuts is None:
-            mine = [row for place, row in enumerate(rows) if place % world == rank]
-            return mine, _chunks(len(mine), settings)
-        all_batches = [rows[a:b] for a, b in itertools.pairwise(cuts)]
-        if all_batches and not settings.drop_last:
-            missing = -len(all_batches) % world
-            all_batches += [all_batches[i % len(all_batches)] for i in range(missing)]
-        each = len(all_batches) // world
-        my_batches = [all_batches[rank + i * world] for i in range(each)]
-        mine, positions = [], []
-        for batch in my_batches:
-            positions.append(list(range(len(mine), len(mine) + len(batch))))
-            mine += batch
-        return mine, positions
+            assert settings.batch_size is not None
+            return [rows[unit] for unit in mine], _chunks(len(mine), settings.batch_size)
+        order: list[Row] = []
+        positions = []
+        for unit in mine:
+            positions.append(list(range(len(order), len(order) + len(units[unit]))))
+            order += units[unit]
+        return order, positions
 
     # --- batches ----------------------------------------------------------------------------
 
@@ -132,17 +156,17 @@ class Truth:
         """What the batch needs."""
         return BATCH_BYTES * 5 if self.is_large(address) else BATCH_BYTES
 
-    def expected(self, address: BatchAddress) -> Expected:
+    def expected(self, reading: Reading, batch: int) -> Expected:
         """What a trainer may be given."""
-        found = self._expected.get(address)
+        found = self._expected.get((reading, batch))
         if found is None:
-            found = self._expected[address] = self._expect(address)
+            found = self._expected[reading, batch] = self._expect(reading, batch)
         return found
 
-    def _expect(self, address: BatchAddress) -> Expected:
-        where = (address.stream, address.epoch, address.rank, address.world_size)
-        order = self.rank_rows(*where)
-        positions = self.batches(*where)[address.batch]
+    def _expect(self, reading: Reading, batch: int) -> Expected:
+        address = reading.address(batch)
+        order = self.rank_rows(reading)
+        positions = self.batches(reading)[batch]
         script = self.dataset(address.stream)
         ill = script.bad | script.deadly | script.hanging
         policy = self.streams[address.stream].on_error
@@ -174,13 +198,18 @@ def _with_occurrences(indices: list[int]) -> list[Row]:
     return rows
 
 
-def _chunks(length: int, settings: StreamSettings) -> list[list[int]]:
-    size = settings.batch_size
-    assert size is not None
-    chunks = [list(range(a, min(a + size, length))) for a in range(0, length, size)]
-    if settings.drop_last and chunks and len(chunks[-1]) < size:
-        chunks.pop()
-    return chunks
+def _chunks(length: int, size: int) -> list[list[int]]:
+    return [list(range(a, min(a + size, length))) for a in range(0, length, size)]
+
+
+def _hands(units: list[int], world_size: int, drop_last: bool) -> list[list[int]]:
+    """Units dealt one by one, as cards, after the pack was made to divide."""
+    pack = list(units)
+    if drop_last:
+        del pack[len(pack) - len(pack) % world_size :]
+    while not drop_last and pack and len(pack) % world_size:
+        pack.append(pack[len(pack) - len(units)])
+    return [pack[rank::world_size] for rank in range(world_size)]
 
 
 def _raised(ill: list[int], script: DatasetScript) -> frozenset[tuple[ErrorCode, int]]:
@@ -199,6 +228,17 @@ def _first_good(order: list[Row], position: int, ill: frozenset[int]) -> Row:
     return order[position]
 
 
-def truth_rank(settings: StreamSettings, rank: int, world_size: int) -> tuple[int, int]:
-    """The rank and world size that count: 0 of 1 in broadcast."""
-    return (0, 1) if settings.mode is Mode.BROADCAST else (rank, world_size)
+def reading_of(
+    settings: StreamSettings,
+    *,
+    seed: int,
+    epoch: int,
+    rank: int,
+    world_size: int,
+    dealt: tuple[Dealt, ...] = (),
+) -> Reading:
+    """What a trainer reads that asks so: rank and seed count only in the modes that know them."""
+    if settings.mode is not Mode.SHARD:
+        rank, world_size, dealt = 0, 1, ()
+    own = settings.mode is Mode.INDEPENDENT and seed >= 0
+    return Reading(settings.name, seed if own else settings.seed, epoch, rank, world_size, dealt)

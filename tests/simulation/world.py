@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tests.simulation.checker import Broken, Checker
 from tests.simulation.crowd import FakeTrainer
 from tests.simulation.fleet import Fleet
+from tests.simulation.queuebook import QueueBook
 from tests.simulation.scenario import Scenario, scenario_of
 from tests.simulation.truth import Truth
 
@@ -59,6 +60,10 @@ class World:
         self.core = Core(scenario.settings)
         self.check = Checker(self)
         self.fleet = Fleet(self)
+        self.queues = QueueBook(self)
+        #: Whether the daemon has died and was started again.
+        self.restarted = False
+        self._leases = len(scenario.trainers)
         self.trainers = [FakeTrainer(self, i + 1, t) for i, t in enumerate(scenario.trainers)]
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned = 0
@@ -80,6 +85,8 @@ class World:
         """From the start until every trainer that can has come to its end, and all is given back."""
         self._carry_out(self.core.start(0.0))
         self.fleet.open()
+        for time in self.scenario.restarts:
+            self.at(time, self._restart)
         for trainer in self.trainers:
             script = trainer.script
             self.at(script.attach_at, trainer.attach)
@@ -88,6 +95,26 @@ class World:
                     self.at(time, act)
         self._go(self._all_are_done)
         self.check.end()
+
+    def _restart(self) -> None:
+        """The daemon is killed and started again: it knows nothing, and its workers are gone."""
+        if self._all_are_done():
+            return
+        self.restarted = True
+        self._wake += 1
+        self.fleet.is_dead = True
+        self.core = Core(self.scenario.settings)
+        self.check = Checker(self)
+        self.fleet = Fleet(self)
+        self._carry_out(self.core.start(self.now))
+        self.fleet.open()
+        for trainer in self.trainers:
+            self._leases += 1
+            trainer.lose_daemon(self._leases)
+
+    def renamed(self, trainer: FakeTrainer, lease: int) -> None:
+        """A trainer comes back with another lease."""
+        self._by_lease[lease] = trainer
 
     def settle(self) -> None:
         """Goes on until nothing is planned but timers far away."""
@@ -114,6 +141,8 @@ class World:
     def trainer_said(self, event: TrainerSaid) -> None:
         """A trainer's message arrives, perhaps after the news of its end."""
         trainer = self._by_lease[event.lease]
+        if event.lease not in self.core._leases:
+            return
         if isinstance(event.message, Release) and not trainer.is_gone:
             loan = (event.message.sub, event.message.slot, event.message.generation)
             if loan in self.core._leases[event.lease]._held:

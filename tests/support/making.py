@@ -69,7 +69,7 @@ class Bench:
 
     def order(self, seed: int, epoch: int) -> list[int]:
         """The order of an epoch."""
-        result = self.maker.do(OrderTask(1, "d", "train", seed, epoch, 1))
+        result = self.maker.do(OrderTask(1, "d", "train", seed, epoch))
         assert isinstance(result, OrderDone), result
         order: list[int] = result.indices.tolist()
         return order

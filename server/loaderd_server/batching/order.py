@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
@@ -17,7 +18,7 @@ _MASK = (1 << 64) - 1
 
 
 def draw(task: OrderTask, plan: StreamPlan, dataset: Any) -> OrderDone:
-    """The order of an epoch.
+    """The order of an epoch, before it is cut into ranks and batches.
 
     Raises: whatever a user's sampler raises; ValueError or TypeError for what it yields wrongly.
     """
@@ -26,27 +27,22 @@ def draw(task: OrderTask, plan: StreamPlan, dataset: Any) -> OrderDone:
         indices, cuts = _batches(_user_sampler(plan, dataset, task))
         return OrderDone(task.task, indices, occurrences(indices), cuts)
     indices = _DRAWS[sampler.kind](task, plan, dataset)
-    if plan.mode is Mode.SHARD:
-        indices = even(indices, task.world_size, plan.drop_last)
     return OrderDone(task.task, indices, occurrences(indices), None)
 
 
-def generator(task: OrderTask) -> torch.Generator:
-    """Torch's generator for an epoch, as RandomSampler and DistributedSampler are commonly given."""
+def generator(task: OrderTask, mode: Mode) -> torch.Generator:
+    """Torch's generator for an epoch, as RandomSampler and DistributedSampler are commonly given.
+
+    Trainers with orders of their own get a hash of seed and epoch instead: with sums, neighbouring
+    seeds would read each other's epochs, shifted by one.
+    """
     made = torch.Generator()
-    made.manual_seed((task.seed + task.epoch) & _MASK)
+    if mode is Mode.INDEPENDENT:
+        coordinates = f"{task.seed & _MASK} {task.epoch}".encode()
+        made.manual_seed(int.from_bytes(hashlib.blake2b(coordinates, digest_size=8).digest()))
+    else:
+        made.manual_seed((task.seed + task.epoch) & _MASK)
     return made
-
-
-def even(indices: Indices, world_size: int, drop_last: bool) -> Indices:
-    """A length that every rank shares, by torch's DistributedSampler's own rules."""
-    length = len(indices)
-    if drop_last and length % world_size != 0:
-        return indices[: length // world_size * world_size]
-    total = -(-length // world_size) * world_size
-    if total == length or length == 0:
-        return indices
-    return np.resize(indices, total)
 
 
 def occurrences(indices: Indices) -> Indices | None:
@@ -68,8 +64,8 @@ def _sequential(_task: OrderTask, _plan: StreamPlan, dataset: Sized) -> Indices:
     return np.arange(len(dataset), dtype=np.int64)
 
 
-def _random(task: OrderTask, _plan: StreamPlan, dataset: Sized) -> Indices:
-    drawn: Indices = torch.randperm(len(dataset), generator=generator(task)).numpy()
+def _random(task: OrderTask, plan: StreamPlan, dataset: Sized) -> Indices:
+    drawn: Indices = torch.randperm(len(dataset), generator=generator(task, plan.mode)).numpy()
     return drawn
 
 
@@ -86,7 +82,7 @@ def _weighted(task: OrderTask, plan: StreamPlan, dataset: Sized) -> Indices:
         )
     draws = args.get("num_samples") or len(weights)
     replacement = args.get("replacement", True)
-    drawn = torch.multinomial(weights, draws, replacement, generator=generator(task))
+    drawn = torch.multinomial(weights, draws, replacement, generator=generator(task, plan.mode))
     result: Indices = drawn.numpy()
     return result
 
@@ -96,7 +92,9 @@ def _subset(task: OrderTask, plan: StreamPlan, _dataset: Sized) -> Indices:
     given = np.asarray(plan.sampler.args["indices"], dtype=np.int64)
     if not plan.sampler.args.get("shuffle", True):
         return given
-    shuffled: Indices = given[torch.randperm(len(given), generator=generator(task)).numpy()]
+    shuffled: Indices = given[
+        torch.randperm(len(given), generator=generator(task, plan.mode)).numpy()
+    ]
     return shuffled
 
 

@@ -9,6 +9,7 @@ from loaderd_protocol.messages import (
     Announce,
     BatchEmpty,
     BatchFailed,
+    EpochEnded,
     EpochStarted,
     Granted,
     Refused,
@@ -19,7 +20,7 @@ from loaderd_server.core.tasks import Task
 
 Outgoing = (
     Subscribed | Refused | Granted | EpochStarted | Announce | BatchFailed | BatchEmpty
-    | Unsubscribed
+    | EpochEnded | Unsubscribed
 )  # fmt: skip
 
 

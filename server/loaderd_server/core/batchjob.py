@@ -61,7 +61,7 @@ class BatchJob(Pending):
         sequence = self.epoch.sequence
         address = BatchAddress(
             self.stream.name,
-            self.stream.settings.seed,
+            sequence.seed,
             self.epoch.number,
             self.batch,
             sequence.rank,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loaderd_protocol.errors import ErrorCode, Failure
-from loaderd_protocol.messages import Leave, Release, Start, Subscribe, Unsubscribe
+from loaderd_protocol.messages import Done, Leave, Release, Start, Subscribe, Unsubscribe
 from loaderd_server.core.actions import Action
 from loaderd_server.core.admission import Admission
 from loaderd_server.core.arenas import ArenaDesk, Purpose
@@ -57,7 +57,7 @@ class Core:
         for stream in self._streams.values():
             self._dispatcher.add_dataset(stream.settings.dataset)
         self._arenas = ArenaDesk(turn)
-        delivery = Delivery(turn, self._leases)
+        delivery = self._delivery = Delivery(turn, self._leases)
         maker = Maker(turn, self._dispatcher, delivery)
         self._large = LargeSlots(turn, self._arenas, maker)
         maker.seek_large_slot = self._large.seek
@@ -88,6 +88,7 @@ class Core:
         }
         self._said: dict[type, Callable[[Lease, Any], None]] = {
             Release: self._subscriptions.release,
+            Done: self._subscriptions.done,
             Leave: self._subscriptions.leave,
             Start: self._subscriptions.start,
             Subscribe: self._subscriptions.subscribe,
@@ -181,12 +182,10 @@ class Core:
     def _worker_ended(self, event: WorkerEnded) -> None:
         self._dispatcher.ended(event.worker, event.how, event.row)
 
-    def _order_made(
-        self, stream: Stream, epoch: int, world_size: int, failure: Failure | None
-    ) -> None:
+    def _order_made(self, stream: Stream, seed: int, epoch: int, failure: Failure | None) -> None:
         if stream.is_open:
-            self._subscriptions.order_made(stream, epoch, world_size, failure)
-        elif (epoch, world_size) == (0, 1):
+            self._subscriptions.order_made(stream, seed, epoch, failure)
+        elif (seed, epoch) == (stream.settings.seed, 0):
             self._opening.order_made(stream, failure)
 
     # --- arenas and time --------------------------------------------------------------------
@@ -222,4 +221,6 @@ class Core:
         self._dispatcher.timer_fired()
         for stream in self._streams.values():
             self._admission.timer_fired(stream)
+            self._subscriptions.timer_fired(stream)
+            self._delivery.timer_fired(stream)
             self._large.timer_fired(stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loaderd_protocol.errors import Failure
-from loaderd_protocol.messages import Leave, Release, Start, Subscribe, Unsubscribe
+from loaderd_protocol.messages import Done, Leave, Release, Start, Subscribe, Unsubscribe
 from loaderd_server.core.tasks import Result
 
 
@@ -28,7 +28,7 @@ class TrainerSaid:
     """A trainer's message, already decoded. The core trusts its types, never its contents."""
 
     lease: int
-    message: Subscribe | Start | Unsubscribe | Release | Leave
+    message: Subscribe | Start | Unsubscribe | Release | Done | Leave
 
 
 @dataclass(frozen=True, slots=True)

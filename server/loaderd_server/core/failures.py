@@ -10,7 +10,7 @@ from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_protocol.messages import FailedSample
 from loaderd_server.core.jobs import WorkerLoss
 from loaderd_server.core.sequences import Epoch
-from loaderd_server.core.settings import OnError, StreamSettings
+from loaderd_server.core.settings import ErrorPolicy, OnError, StreamSettings
 from loaderd_server.core.tasks import Indices
 
 _LONGEST_TEXT = 500
@@ -34,6 +34,18 @@ def decide(epoch: Epoch, batch: int, failed: Iterable[tuple[int, Failure]]) -> F
         )
         epoch.failed_version += 1
     return _over_cap(epoch, batch, settings)
+
+
+def recall_failures(epoch: Epoch, positions: Iterable[int]) -> None:
+    """Decides as failed what a trainer was told of as failed, before this daemon or this epoch was there."""
+    if epoch.sequence.stream.settings.on_error.policy is ErrorPolicy.RAISE:
+        return
+    for position in positions:
+        is_ours = 0 <= position < epoch.view.length and position not in epoch.failed
+        if is_ours and not _was_good(epoch, position):
+            index = int(epoch.view.indices[position])
+            epoch.failed[position] = FailedSample(position, index, "it failed before")
+            epoch.failed_version += 1
 
 
 def good_positions(epoch: Epoch, batch: int) -> Indices | range:

@@ -106,6 +106,7 @@ class Maker:
         self._count(job, result)
         stream.overflow.saw(result.size_bytes)
         failed = failed_in(epoch, job.batch)
+        remade = bool(epoch.decided[job.batch])
         if not epoch.decided[job.batch]:
             epoch.decided[job.batch] = 1
             epoch.samples_made += len(epoch.view.positions(job.batch))
@@ -113,7 +114,7 @@ class Maker:
             self._give_slot_back(job)
             epoch.settle(job.batch, Emptied(failed))
         else:
-            stream.pool.filled(slot, result, failed)
+            stream.pool.filled(slot, result, failed, remade=remade)
             epoch.settle(job.batch, slot)
         self._delivery.settled(epoch, job.batch)
 

@@ -11,8 +11,10 @@ from loaderd_server.core.arenas import ArenaDesk, ArenaRequest, Purpose
 from loaderd_server.core.credits import VIEWS
 from loaderd_server.core.dispatcher import Dispatcher
 from loaderd_server.core.jobs import WorkerLoss
+from loaderd_server.core.lagging import Window
 from loaderd_server.core.ordering import OrderDesk
 from loaderd_server.core.orders import RankOrder
+from loaderd_server.core.settings import Lag
 from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.tasks import BatchAddress, MeasureDone, MeasureTask, Result
 from loaderd_server.core.turn import Turn
@@ -110,14 +112,14 @@ class Opening:
         stream.samples = length
         if stream.phase is Phase.WAITING:
             stream.phase = Phase.ORDERING
-            self._orders.ask(stream, 0, 1, hurry=True)
+            self._orders.ask(stream, stream.settings.seed, 0, hurry=True)
 
     def order_made(self, stream: Stream, failure: Failure | None) -> None:
         """The first order is there, or will never be."""
         if failure is not None:
             self.close(stream, failure)
             return
-        view = RankOrder(stream.orders.ready[(0, 1)], stream.cutting, 0, 1)
+        view = RankOrder(stream.orders.ready[(stream.settings.seed, 0)], stream.cutting, 0, 1)
         if stream.slot_bytes or not view.length or not view.batches:
             self._allocate(stream, stream.slot_bytes or _UNMEASURED_SLOT_BYTES)
             return
@@ -149,6 +151,7 @@ class Opening:
         count = stream.settings.slots
         if count is None:
             enough = self._least_slots - 1 + _TRAINERS * (_PREFETCH + VIEWS)
+            enough += stream.settings.sharing.window or 0
             affordable = stream.share_bytes // stream.slot_bytes
             count = max(self._least_slots, min(enough, affordable))
         self._arenas.ask(ArenaRequest(stream, stream.slot_bytes, count, Purpose.OPENING))
@@ -158,6 +161,10 @@ class Opening:
         if stream.phase is not Phase.ALLOCATING:
             return
         stream.phase = Phase.OPEN
+        sharing = stream.settings.sharing
+        if sharing.lag is Lag.WAIT:
+            size = sharing.window or max(1, stream.pool.base_count // 2)
+            stream.window = Window(size, sharing.patience_s)
         self._turn.do(StreamOpened(stream.name, stream.slot_bytes, stream.pool.base_count))
         self.opened(stream)
 

@@ -18,18 +18,18 @@ _NO_HURRY_TICKS = 64
 #: Orders on their way that nobody may want, before they are looked through.
 _SPARE_ORDERS = 8
 
-#: Called with the stream, the epoch, the world size and why it failed (None: it is there).
+#: Called with the stream, the seed, the epoch and why it failed (None: it is there).
 OrderListener = Callable[[Stream, int, int, Failure | None], None]
 
 
 class OrderJob:
     """The order of one epoch on its way."""
 
-    def __init__(self, desk: OrderDesk, stream: Stream, epoch: int, world_size: int) -> None:
+    def __init__(self, desk: OrderDesk, stream: Stream, seed: int, epoch: int) -> None:
         self.desk = desk
         self.stream = stream
+        self.seed = seed
         self.epoch = epoch
-        self.world_size = world_size
         self.dataset = stream.settings.dataset
         self.due = 0
         self.alone = False
@@ -40,10 +40,7 @@ class OrderJob:
 
     def task(self, number: int) -> OrderTask:
         """See Job."""
-        settings = self.stream.settings
-        return OrderTask(
-            number, self.dataset, self.stream.name, settings.seed, self.epoch, self.world_size
-        )
+        return OrderTask(number, self.dataset, self.stream.name, self.seed, self.epoch)
 
     def answered(self, result: Result) -> None:
         """See Job."""
@@ -80,14 +77,14 @@ class OrderDesk:
         #: Who is told; set when the core is wired.
         self.listener: OrderListener
 
-    def ask(self, stream: Stream, epoch: int, world_size: int, *, hurry: bool) -> None:
+    def ask(self, stream: Stream, seed: int, epoch: int, *, hurry: bool) -> None:
         """Has an order made, unless it is there or on its way."""
-        key = (epoch, world_size)
+        key = (seed, epoch)
         if key in stream.orders.ready or key in stream.orders.asked:
             return
         self._withdraw_unwanted(stream)
         stream.orders.asked.add(key)
-        job = OrderJob(self, stream, epoch, world_size)
+        job = OrderJob(self, stream, seed, epoch)
         job.due = self._turn.tick + (0 if hurry else _NO_HURRY_TICKS)
         self._jobs.append(job)
         self._dispatcher.submit(job)
@@ -98,9 +95,9 @@ class OrderDesk:
             return
         near = stream.near_orders()
         for job in [job for job in self._jobs if job.stream is stream]:
-            if (job.epoch, job.world_size) not in near and self._dispatcher.withdraw(job):
+            if (job.seed, job.epoch) not in near and self._dispatcher.withdraw(job):
                 self._jobs.remove(job)
-                stream.orders.asked.discard((job.epoch, job.world_size))
+                stream.orders.asked.discard((job.seed, job.epoch))
 
     def submit(self, job: OrderJob) -> None:
         """Once more."""
@@ -113,7 +110,7 @@ class OrderDesk:
         if fault is not None:
             self.failed(job, _failure(fault))
             return
-        job.stream.orders.ready[(job.epoch, job.world_size)] = order
+        job.stream.orders.ready[(job.seed, job.epoch)] = order
         self._over(job, None)
 
     def failed(self, job: OrderJob, failure: Failure) -> None:
@@ -137,8 +134,8 @@ class OrderDesk:
 
     def _over(self, job: OrderJob, failure: Failure | None) -> None:
         self._jobs.remove(job)
-        job.stream.orders.asked.discard((job.epoch, job.world_size))
-        self.listener(job.stream, job.epoch, job.world_size, failure)
+        job.stream.orders.asked.discard((job.seed, job.epoch))
+        self.listener(job.stream, job.seed, job.epoch, failure)
 
 
 def _failure(text: str, where: str = "") -> Failure:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loaderd_protocol.messages import Dealt
 from loaderd_server.core.tasks import Indices
 
 
@@ -45,43 +46,51 @@ class RankOrder:
     """What one rank reads of an epoch: its positions in order, cut into batches.
 
     ``positions`` count from 0 in the rank's own order; ``indices[position]`` is the dataset's.
+    ``dealt``: parts of the epoch that earlier world sizes had; this is then the rank's share of the rest.
     """
 
     __slots__ = ("_batch_size", "_cuts", "batches", "indices", "length", "occurrences")
 
-    def __init__(self, order: Order, cutting: Cutting, rank: int, world_size: int) -> None:
-        self._batch_size = 0
-        self._cuts: Indices | None = None
-        if order.cuts is not None:
-            self._deal_batches(order, order.cuts, cutting, rank, world_size)
-        else:
-            self._deal_indices(order, cutting, rank, world_size)
-        self.length = len(self.indices)
-
-    def _deal_indices(self, order: Order, cutting: Cutting, rank: int, world_size: int) -> None:
-        assert cutting.batch_size is not None  # fault_of looked
-        self.indices = order.indices[rank::world_size]
-        occurrences = order.occurrences
-        self.occurrences = None if occurrences is None else occurrences[rank::world_size]
-        self._batch_size = cutting.batch_size
-        whole, rest = divmod(len(self.indices), cutting.batch_size)
-        self.batches = whole + (1 if rest and not cutting.drop_last else 0)
-
-    def _deal_batches(
-        self, order: Order, cuts: Indices, cutting: Cutting, rank: int, world_size: int
+    def __init__(
+        self,
+        order: Order,
+        cutting: Cutting,
+        rank: int,
+        world_size: int,
+        dealt: tuple[Dealt, ...] = (),
     ) -> None:
-        dealt = _dealt(len(cuts) - 1, cutting.drop_last, rank, world_size)
-        self.batches = len(dealt)
-        if world_size == 1:
+        self._batch_size = cutting.batch_size or 0
+        self._cuts: Indices | None = None
+        units = len(order.indices) if order.cuts is None else len(order.cuts) - 1
+        share = _share(units, cutting.drop_last, rank, world_size, dealt)
+        if order.cuts is not None:
+            self._take_batches(order, order.cuts, share)
+        else:
+            self.indices = order.indices[share]
+            self.occurrences = None if order.occurrences is None else order.occurrences[share]
+        self.length = len(self.indices)
+        #: With the last one, however short; who wants no short one ends before it (``end``).
+        self.batches = self.end(0, drop_last=False)
+
+    def _take_batches(self, order: Order, cuts: Indices, share: Indices | slice) -> None:
+        if isinstance(share, slice):
             self.indices, self.occurrences, self._cuts = order.indices, order.occurrences, cuts
             return
-        pieces = [np.arange(cuts[batch], cuts[batch + 1]) for batch in dealt]
+        pieces = [np.arange(cuts[batch], cuts[batch + 1]) for batch in share]
         rows = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
         self.indices = order.indices[rows]
         self.occurrences = None if order.occurrences is None else order.occurrences[rows]
         self._cuts = np.concatenate(
             ([0], np.cumsum([len(piece) for piece in pieces], dtype=np.int64))
         )
+
+    def end(self, own_size: int, *, drop_last: bool) -> int:
+        """The batch before which a trainer is done that cuts to ``own_size`` rows (0: as they are)."""
+        if self._cuts is not None:
+            return len(self._cuts) - 1
+        size = own_size or self._batch_size
+        needed = self.length // size * size if drop_last else self.length
+        return -(-needed // self._batch_size)
 
     def positions(self, batch: int) -> range:
         """The positions of a batch."""
@@ -91,7 +100,7 @@ class RankOrder:
         return range(start, min(start + self._batch_size, self.length))
 
     def batch_of(self, position: int) -> int:
-        """The batch a position lies in; ``batches`` or more where drop_last leaves it out."""
+        """The batch a position lies in."""
         if self._cuts is not None:
             return int(np.searchsorted(self._cuts, position, side="right")) - 1
         return position // self._batch_size
@@ -107,13 +116,26 @@ class RankOrder:
         return indices, np.ascontiguousarray(self.occurrences[where])
 
 
-def _dealt(batches: int, drop_last: bool, rank: int, world_size: int) -> list[int]:
-    """Which batches of a batch sampler a rank gets: every world_size-th, the tail as asked.
+def _share(
+    units: int, drop_last: bool, rank: int, world_size: int, dealt: tuple[Dealt, ...]
+) -> Indices | slice:
+    """Which units (samples, or batches of a batch sampler) of an epoch a rank gets."""
+    if not dealt:
+        return slice(None) if world_size == 1 else deal(units, drop_last, rank, world_size)
+    left = np.arange(units, dtype=np.int64)
+    for part in dealt:
+        is_over = np.zeros(len(left), dtype=bool)
+        for other, count in enumerate(part.counts):
+            is_over[deal(len(left), drop_last, other, part.world_size)[:count]] = True
+        left = left[~is_over]
+    return left[deal(len(left), drop_last, rank, world_size)]
 
-    A tail that does not divide is dropped, or padded by going round to the first batches again,
-    as DistributedSampler does with samples.
+
+def deal(units: int, drop_last: bool, rank: int, world_size: int) -> Indices:
+    """Every world_size-th unit, as torch's DistributedSampler deals samples.
+
+    What does not divide is dropped, or padded by going round to the first units again.
     """
-    if batches == 0:
-        return []
-    each = batches // world_size if drop_last else -(-batches // world_size)
-    return [(rank + turn * world_size) % batches for turn in range(each)]
+    each = units // world_size if drop_last else -(-units // world_size)
+    turns = np.arange(each, dtype=np.int64)
+    return (rank + turns * world_size) % max(1, units)

@@ -53,24 +53,31 @@ class Scheduler:
             stream.is_blocked = True
             return None
         for other in epoch.cursors:
-            if other.position <= batch:
+            if other.position <= batch or epoch.line is not None:
                 other.served_tick = self._turn.tick
         return self._maker.begin(stream, epoch, batch, slot)
 
     def demand(self, dataset: str) -> int:
         """How many batches are wanted and not being made."""
-        missing: set[tuple[int, int, int, int]] = set()
+        missing: dict[Epoch, set[int]] = {}
+        queued = 0
         for cursor, epoch in self._hungry(dataset):
-            end = min(cursor.position + cursor.grant - cursor.outstanding, epoch.batches)
-            key = (cursor.sequence.rank, cursor.sequence.world_size, epoch.number)
-            missing.update((*key, b) for b in range(cursor.scanned, end) if b not in epoch.entries)
-        return len(missing)
+            if epoch.line is not None:
+                queued += epoch not in missing and epoch.line.missing()
+                missing.setdefault(epoch, set())
+                continue
+            wanted = range(cursor.scanned, cursor.reach(epoch))
+            missing.setdefault(epoch, set()).update(b for b in wanted if b not in epoch.entries)
+        return queued + sum(map(len, missing.values()))
 
     def give_up(self, dataset: str, text: str) -> None:
         """Fails the batch that each waiting cursor is at: the dataset's workers do not start."""
         for cursor, epoch in tuple(self._hungry(dataset)):
-            if cursor.epoch is epoch and cursor.position not in epoch.entries:
-                self._maker.fail_once(epoch, cursor.position, text)
+            if cursor.epoch is not epoch:
+                continue
+            batch = cursor.position if epoch.line is None else epoch.line.next_missing()
+            if batch is not None and batch < epoch.batches and batch not in epoch.entries:
+                self._maker.fail_once(epoch, batch, text)
 
     def _hungry(self, dataset: str) -> Iterator[tuple[Cursor, Epoch]]:
         for stream in self._by_dataset.get(dataset, ()):
@@ -84,7 +91,7 @@ class Scheduler:
             batch = cursor.next_missing()
             if batch is None or cursor.sequence.stream.is_blocked:
                 continue
-            ahead = batch - cursor.position + cursor.outstanding
+            ahead = cursor.outstanding + (batch - cursor.position if epoch.line is None else 0)
             due = cursor.served_tick + _BATCH_WORTH_TICKS * ahead
             if soonest is None or due < soonest[0]:
                 soonest = (due, cursor, epoch, batch)
@@ -119,13 +126,10 @@ def _evict(stream: Stream, slot_bytes: int, urgent_in: int | None) -> Slot | Non
         epoch = slot.epoch
         if slot.place.capacity_bytes != slot_bytes or epoch is None:
             continue
-        if epoch not in places:
-            places[epoch] = sorted(cursor.position for cursor in epoch.cursors)
-        before = bisect_right(places[epoch], slot.batch)
-        if before == 0:  # no cursor of its epoch comes to it any more
+        distance = _next_use(slot, epoch, places)
+        if distance is None:  # nobody comes to it any more
             victim = slot
             break
-        distance = slot.batch - places[epoch][before - 1]
         if distance <= farthest:
             continue
         if (urgent_in is not None and distance > urgent_in) or not epoch.is_wanted(slot.batch):
@@ -134,3 +138,13 @@ def _evict(stream: Stream, slot_bytes: int, urgent_in: int | None) -> Slot | Non
         victim.epoch.forget(victim.batch)
         stream.pool.free(victim)
     return victim
+
+
+def _next_use(slot: Slot, epoch: Epoch, places: dict[Epoch, list[int]]) -> int | None:
+    """As ``Epoch.distance``, for many slots; ``places`` keeps where the cursors of an epoch are."""
+    if epoch.line is not None:
+        return epoch.line.distance(slot.batch)
+    if epoch not in places:
+        places[epoch] = sorted(cursor.position for cursor in epoch.cursors)
+    before = bisect_right(places[epoch], slot.batch)
+    return None if before == 0 else slot.batch - places[epoch][before - 1]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from loaderd_protocol.errors import Failure
-from loaderd_protocol.messages import FailedSample, Start
+from loaderd_protocol.messages import Dealt, FailedSample, Start
 from loaderd_server.core.orders import RankOrder
 from loaderd_server.core.slots import Slot
 
 if TYPE_CHECKING:
+    from loaderd_server.core.queueing import Line
     from loaderd_server.core.streams import Stream
 
 #: Failures of batches remembered an epoch; older ones are found again if asked for.
@@ -36,22 +37,29 @@ class Emptied:
     failed: tuple[FailedSample, ...]
 
 
-Entry = Pending | Slot | Failed | Emptied
+Settled = Slot | Failed | Emptied
+Entry = Pending | Settled
 
 
 class Epoch:
     """One epoch of a sequence: what is known of its batches and samples."""
 
     __slots__ = (
-        "batches", "busy_slots", "cursors", "decided", "entries", "failed", "failed_version",
-        "failures", "number", "samples_made", "sequence", "view",
+        "batches", "busy_slots", "cursors", "dealt", "decided", "entries", "failed",
+        "failed_version", "failures", "line", "number", "samples_made", "sequence", "view",
     )  # fmt: skip
 
-    def __init__(self, sequence: Sequence, number: int, view: RankOrder) -> None:
+    def __init__(
+        self, sequence: Sequence, number: int, view: RankOrder, dealt: tuple[Dealt, ...] = ()
+    ) -> None:
         self.sequence = sequence
         self.number = number
+        #: Parts of it that went to earlier world sizes.
+        self.dealt = dealt
         self.view = view
         self.batches = view.batches
+        #: Who gets which batch, in a queue.
+        self.line: Line | None = None
         #: Batches that are being made, in a slot, failed or empty; no other batch is.
         self.entries: dict[int, Entry] = {}
         self.failures: list[int] = []
@@ -65,6 +73,11 @@ class Epoch:
         #: 1 for each batch that was made once: the samples in it are decided.
         self.decided = bytearray(view.batches)
         self.samples_made = 0
+
+    @property
+    def is_unfinished_queue(self) -> bool:
+        """Whether batches of it are still to be handed out, to whoever comes."""
+        return self.line is not None and not self.line.is_over
 
     def settle(self, batch: int, entry: Slot | Failed | Emptied) -> None:
         """What became of a batch that was pending."""
@@ -85,11 +98,15 @@ class Epoch:
 
     def distance(self, batch: int) -> int | None:
         """How many batches until a cursor comes to this one; None where all have passed it."""
+        if self.line is not None:
+            return self.line.distance(batch)
         ahead = [batch - c.position for c in self.cursors if c.position <= batch]
         return min(ahead) if ahead else None
 
     def is_wanted(self, batch: int) -> bool:
         """Whether some cursor has a credit for this batch now."""
+        if self.line is not None:
+            return self.line.is_wanted(batch)
         for cursor in self.cursors:
             ahead = batch - cursor.position
             if 0 <= ahead < cursor.grant - cursor.outstanding:
@@ -98,28 +115,53 @@ class Epoch:
 
 
 class Sequence:
-    """What one rank reads of a stream; rank 0 of 1 for all in ``broadcast``."""
+    """What one rank reads of a stream under one seed; rank 0 of 1 but in ``shard``."""
 
-    __slots__ = ("cursors", "epochs", "rank", "stream", "world_size")
+    __slots__ = ("cursors", "ended", "epochs", "rank", "seed", "stream", "world_size")
 
-    def __init__(self, stream: Stream, rank: int, world_size: int) -> None:
+    def __init__(self, stream: Stream, seed: int, rank: int, world_size: int) -> None:
         self.stream = stream
+        self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        #: In order of their last use.
-        self.epochs: dict[int, Epoch] = {}
+        #: By number and by what of them was dealt before; in order of their last use.
+        self.epochs: dict[tuple[int, tuple[Dealt, ...]], Epoch] = {}
         #: How many cursors belong to it, running or not.
         self.cursors = 0
+        #: Epochs of a queue that are over.
+        self.ended: set[int] = set()
 
-    def epoch(self, number: int, view: RankOrder) -> Epoch:
+    def epoch(self, number: int, dealt: tuple[Dealt, ...], view: RankOrder) -> Epoch:
         """The epoch of that number, as the last one used."""
-        epoch = self.epochs.pop(number, None)
+        key = (number, dealt)
+        epoch = self.epochs.pop(key, None)
         if epoch is None or epoch.batches != view.batches:
             # A sampler that is not a function of (seed, epoch) gives an order of another length
             # the second time: nothing known of the first one holds.
-            epoch = Epoch(self, number, view)
-        self.epochs[number] = epoch
+            epoch = Epoch(self, number, view, dealt)
+        self.epochs[key] = epoch
         return epoch
+
+    def foremost(self) -> Cursor | None:
+        """The running cursor that is ahead of all others."""
+        running = [c for epoch in self.epochs.values() for c in epoch.cursors if not epoch.dealt]
+        return max(running, key=lambda c: (c.number, c.position), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a trainer cuts batches: ``batch_size`` rows, 0 for as they are made."""
+
+    batch_size: int = 0
+    drop_last: bool = False
+
+
+@dataclass(slots=True)
+class Handed:
+    """What a queue handed to a cursor since its last Start, in order; the first ``done`` are done."""
+
+    batches: list[int] = field(default_factory=list)
+    done: int = 0
 
 
 class CursorState(Enum):
@@ -135,15 +177,19 @@ class Cursor:
     """One subscription of a trainer: its place in a sequence, and its credits."""
 
     __slots__ = (
-        "asked_epoch", "awaits", "deadline", "epoch", "grant", "is_lent", "iteration", "lease",
-        "outstanding", "position", "promised", "scanned", "sequence", "served_tick", "start",
-        "state", "stranded_since", "sub", "waited_s", "waiting_since", "want",
+        "asked_epoch", "awaits", "cut", "deadline", "end", "epoch", "grant", "handed", "is_behind",
+        "is_lent", "iteration", "lease", "outstanding", "position", "promised", "scanned",
+        "sequence", "served_tick", "stalled_s", "stalled_since", "start", "state",
+        "stranded_since", "sub", "waited_s", "waiting_since", "want",
     )  # fmt: skip
 
-    def __init__(self, lease: int, sub: int, sequence: Sequence, want: int, epoch: int) -> None:
+    def __init__(
+        self, lease: int, sub: int, sequence: Sequence, want: int, epoch: int, cut: Cut
+    ) -> None:
         self.lease = lease
         self.sub = sub
         self.sequence = sequence
+        self.cut = cut
         self.state = CursorState.ASKED
         #: The epoch it subscribed with, later the epoch it last started.
         self.asked_epoch = epoch
@@ -153,8 +199,16 @@ class Cursor:
         self.start: Start | None = None
         self.iteration = -1
         self.epoch: Epoch | None = None
-        #: The next batch to announce.
+        #: The next batch to announce, and the first that it does not want.
         self.position = 0
+        self.end = 0
+        #: What a queue handed to it, and how much of that it is done with.
+        self.handed = Handed()
+        #: It has left the window (``wait``), or was told of in the log as behind it (``follow``).
+        self.is_behind = False
+        #: Since when it waits as the window is full, and how long it did since its last batch.
+        self.stalled_since: float | None = None
+        self.stalled_s = 0.0
         #: Every batch in [position, scanned) has an entry in the epoch.
         self.scanned = 0
         #: Credits wanted, granted, and taken by what is announced and not released.
@@ -175,9 +229,21 @@ class Cursor:
         self.waiting_since: float | None = None
         self.waited_s = 0.0
 
+    @property
+    def number(self) -> int:
+        """The number of the epoch it runs in, or -1."""
+        return -1 if self.epoch is None else self.epoch.number
+
+    @property
+    def credits(self) -> int:
+        """How many more batches it may be told of now."""
+        return max(0, self.grant - self.outstanding)
+
     def place(self, epoch: Epoch, batch: int) -> None:
         """Puts it before ``batch``; it has left its former epoch."""
         self.epoch = epoch
+        self.handed = Handed()
+        self.end = epoch.view.end(self.cut.batch_size, drop_last=self.cut.drop_last)
         self.position = batch
         self.scanned = batch
         epoch.cursors.append(self)
@@ -190,14 +256,22 @@ class Cursor:
         self.waiting_since = None
 
     def next_missing(self) -> int | None:
-        """The first batch within its credits that has no entry, or None."""
+        """The first batch within its credits, and within the window, that has no entry; or None."""
         epoch = self.epoch
         if epoch is None:
             return None
-        end = min(self.position + self.grant - self.outstanding, epoch.batches)
+        if epoch.line is not None:
+            return epoch.line.next_missing()
+        end = self.reach(epoch)
         batch = max(self.scanned, self.position)
         entries = epoch.entries
         while batch < end and batch in entries:
             batch += 1
         self.scanned = max(batch, self.position)
         return batch if batch < end else None
+
+    def reach(self, epoch: Epoch) -> int:
+        """The batch before which its credits, its end or the window stop it."""
+        end = min(self.position + self.grant - self.outstanding, self.end)
+        window = self.sequence.stream.window
+        return end if window is None else min(end, window.limit(self, epoch))

@@ -9,8 +9,23 @@ from enum import Enum
 class Mode(Enum):
     """How trainers share a stream."""
 
+    #: One sequence, read by each trainer at its own pace.
     BROADCAST = "broadcast"
+    #: One sequence a rank.
     SHARD = "shard"
+    #: One sequence, each batch of it for one trainer.
+    QUEUE = "queue"
+    #: One sequence a seed.
+    INDEPENDENT = "independent"
+
+
+class Lag(Enum):
+    """What happens when trainers of one sequence drift apart."""
+
+    #: Nobody waits; who is behind the window is served the same batches made again.
+    FOLLOW = "follow"
+    #: The foremost waits while the window is full, for a time.
+    WAIT = "wait"
 
 
 class ErrorPolicy(Enum):
@@ -35,6 +50,22 @@ class OnError:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """How trainers of a stream get along. Times in seconds."""
+
+    lag: Lag = Lag.FOLLOW
+    #: How long the foremost waits for the last (``wait``).
+    patience_s: float = 30.0
+    #: Batches between the last and the foremost; None for half of the slots.
+    window: int | None = None
+    #: Nothing is made before so many trainers have started, or the time is over.
+    await_count: int = 0
+    await_timeout_s: float | None = None
+    #: Whether a queue's batch goes to another when its trainer dies before it is done.
+    redeliver: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StreamSettings:
     """One stream. ``slot_bytes`` and ``slots`` are None for auto."""
 
@@ -48,6 +79,11 @@ class StreamSettings:
     on_error: OnError = OnError()
     slot_bytes: int | None = None
     slots: int | None = None
+    sharing: Sharing = Sharing()
+    #: Why its batches cannot be cut to another size; "" where they can.
+    uncuttable: str = ""
+    #: What fixes its orders, by names that people know, as (name, value).
+    order: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

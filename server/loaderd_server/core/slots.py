@@ -51,7 +51,7 @@ class Slot:
 
     __slots__ = (
         "batch", "done", "epoch", "failed", "generation", "history", "holds", "number", "place",
-        "state",
+        "remade", "state",
     )  # fmt: skip
 
     def __init__(self, number: int, place: Place) -> None:
@@ -66,6 +66,8 @@ class Slot:
         #: Where its parts lie; None until the worker is done.
         self.done: BatchDone | None = None
         self.failed: tuple[FailedSample, ...] = ()
+        #: The batch in it had been made before.
+        self.remade = False
         #: Announcements that are not released yet; above 0 exactly while HELD.
         self.holds = 0
         self.history: deque[tuple[SlotState, int, int]] = deque(maxlen=12)
@@ -128,9 +130,12 @@ class SlotPool:
         slot.batch = batch
         epoch.busy_slots += 1
 
-    def filled(self, slot: Slot, done: BatchDone, failed: tuple[FailedSample, ...]) -> None:
+    def filled(
+        self, slot: Slot, done: BatchDone, failed: tuple[FailedSample, ...], *, remade: bool = False
+    ) -> None:
         """filling -> ready."""
         slot._move(SlotState.READY)
+        slot.remade = remade
         slot.done = done
         slot.failed = failed
         self.idle[slot.number] = slot

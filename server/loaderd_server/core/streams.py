@@ -7,10 +7,12 @@ from enum import Enum
 
 from loaderd_protocol.errors import Failure
 from loaderd_server.core.credits import Ledger
+from loaderd_server.core.gate import Gate
+from loaderd_server.core.lagging import Window
 from loaderd_server.core.orders import Cutting, Order
 from loaderd_server.core.overflow import Overflow
 from loaderd_server.core.sequences import Cursor, Epoch, Sequence
-from loaderd_server.core.settings import Mode, StreamSettings
+from loaderd_server.core.settings import StreamSettings
 from loaderd_server.core.slots import SlotPool, SlotState
 
 #: Epochs without a cursor that a sequence remembers, and sequences that a stream does.
@@ -37,6 +39,12 @@ class Counts:
     #: Of those made, how many had been made before.
     remade: int = 0
     announced: int = 0
+    #: Handed out by a queue once more, as their trainer died; lost, where that is not wanted.
+    redelivered: int = 0
+    lost: int = 0
+    #: How often, and for how long, the foremost trainer waited for the last one's window.
+    stalls: int = 0
+    stalled_s: float = 0.0
     failed: int = 0
     #: Batches passed over as empty.
     empty: int = 0
@@ -49,7 +57,7 @@ class Counts:
 
 @dataclass(slots=True)
 class OrderBook:
-    """Orders of a stream by (epoch, world_size), those there and those asked for."""
+    """Orders of a stream by (seed, epoch), those there and those asked for."""
 
     ready: dict[tuple[int, int], Order] = field(default_factory=dict)
     asked: set[tuple[int, int]] = field(default_factory=set)
@@ -69,13 +77,18 @@ class Stream:
         self.failure: Failure | None = None
         #: ``len(dataset)``.
         self.samples = 0
+        #: Why the dataset's batches cannot be cut; "" where they can.
+        self.uncuttable = ""
         self.slot_bytes = settings.slot_bytes or 0
         #: Bytes of its arenas, those asked for included.
         self.arena_bytes = 0
         self.pool = SlotPool()
         self.overflow = Overflow()
         self.orders = OrderBook()
-        self.sequences: dict[tuple[int, int], Sequence] = {}
+        self.sequences: dict[tuple[int, int, int], Sequence] = {}
+        #: What keeps the foremost from running away; None where nobody waits.
+        self.window: Window | None = None
+        self.gate = Gate(settings.sharing.await_count, settings.sharing.await_timeout_s)
         #: All that have not ended, in order of arrival.
         self.cursors: list[Cursor] = []
         self.ledger = Ledger(workers)
@@ -92,14 +105,10 @@ class Stream:
         """Whether trainers are served."""
         return self.phase is Phase.OPEN
 
-    def order_world(self, world_size: int) -> int:
-        """The world size that an order depends on: 1 in broadcast."""
-        return 1 if self.settings.mode is Mode.BROADCAST else world_size
-
-    def sequence(self, rank: int, world_size: int) -> Sequence:
-        """The sequence of a rank, as the last one used; new if there is none."""
-        key = (rank, world_size)
-        sequence = self.sequences.pop(key, None) or Sequence(self, rank, world_size)
+    def sequence(self, seed: int, rank: int, world_size: int) -> Sequence:
+        """The sequence of a seed and rank, as the last one used; new if there is none."""
+        key = (seed, rank, world_size)
+        sequence = self.sequences.pop(key, None) or Sequence(self, *key)
         self.sequences[key] = sequence
         return sequence
 
@@ -115,12 +124,12 @@ class Stream:
                 del self.sequences[key]
 
     def near_orders(self) -> set[tuple[int, int]]:
-        """(epoch, world_size) of orders that cursors are at or come to next, and of the first."""
-        near = {(0, 1)}
+        """(seed, epoch) of orders that cursors are at or come to next, and of the first."""
+        near = {(self.settings.seed, 0)}
         for cursor in self.cursors:
-            world = self.order_world(cursor.sequence.world_size)
+            seed = cursor.sequence.seed
             epoch = cursor.awaits if cursor.awaits is not None else cursor.asked_epoch
-            near.update(((0, world), (epoch, world), (epoch + 1, world)))
+            near.update(((seed, 0), (seed, epoch), (seed, epoch + 1)))
         return near
 
     def _prune_orders(self) -> None:
@@ -129,10 +138,14 @@ class Stream:
             del self.orders.ready[key]
 
     def _prune_epochs(self, sequence: Sequence, keep: int) -> None:
-        idle = [e for e in sequence.epochs.values() if not e.cursors and not e.busy_slots]
-        for epoch in idle[: max(0, len(idle) - keep)]:
+        idle = [
+            (key, epoch)
+            for key, epoch in sequence.epochs.items()
+            if not epoch.cursors and not epoch.busy_slots and not epoch.is_unfinished_queue
+        ]
+        for key, epoch in idle[: max(0, len(idle) - keep)]:
             self._free_slots(epoch)
-            del sequence.epochs[epoch.number]
+            del sequence.epochs[key]
 
     def _free_slots(self, epoch: Epoch) -> None:
         for slot in [slot for slot in self.pool.idle.values() if slot.epoch is epoch]:

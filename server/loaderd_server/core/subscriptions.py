@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_protocol.messages import (
+    Dealt,
+    Done,
     EpochStarted,
     Leave,
     Refused,
@@ -16,17 +18,26 @@ from loaderd_protocol.messages import (
 )
 from loaderd_server.core.actions import Log, Severity, Tell
 from loaderd_server.core.admission import Admission
-from loaderd_server.core.credits import MOST_PREFETCH, VIEWS
 from loaderd_server.core.delivery import Delivery
+from loaderd_server.core.failures import recall_failures
 from loaderd_server.core.leases import MOST_CURSORS, Lease
 from loaderd_server.core.ordering import OrderDesk
 from loaderd_server.core.orders import RankOrder
+from loaderd_server.core.places import (
+    MOST_EPOCH,
+    cut_of,
+    fault_of_sharing,
+    fault_of_start,
+    found,
+    order_text,
+    sequence_of,
+    wanted_credits,
+)
 from loaderd_server.core.sequences import Cursor, CursorState
 from loaderd_server.core.settings import Mode
 from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.turn import Turn
 
-MOST_EPOCH = 2**31 - 1
 #: DistributedSampler pads an order to a multiple of it: a wrong one must not fill the memory.
 MOST_WORLD_SIZE = 65536
 _MOST_COMPLAINTS = 3
@@ -66,13 +77,11 @@ class Subscriptions:
             code, text = refusal or (ErrorCode.UNKNOWN_STREAM, "")
             self._turn.do(Tell(lease.number, Refused(asked.sub, code, text)))
             return
-        rank, world_size = asked.rank, asked.world_size
-        if stream.settings.mode is Mode.BROADCAST:
-            rank, world_size = 0, 1
-        sequence = stream.sequence(rank, world_size)
+        sequence = sequence_of(stream, asked)
         sequence.cursors += 1
-        want = min(asked.prefetch, MOST_PREFETCH) + VIEWS
-        cursor = Cursor(lease.number, asked.sub, sequence, want, asked.epoch)
+        cut = cut_of(stream, asked)
+        want = wanted_credits(stream, asked.prefetch, cut)
+        cursor = Cursor(lease.number, asked.sub, sequence, want, asked.epoch, cut)
         lease.cursors[asked.sub] = cursor
         stream.cursors.append(cursor)
         if stream.is_open:
@@ -88,14 +97,21 @@ class Subscriptions:
         if asked.iteration <= last:
             self._complain(lease, f"started iteration {asked.iteration} after {last}")
             return
-        if not 0 <= asked.epoch <= MOST_EPOCH or asked.batch < 0:
-            self._refuse(
-                cursor, _bad_start(asked.epoch, asked.batch, "epoch and batch count from 0")
-            )
+        fault = fault_of_start(asked, cursor.sequence.stream.settings.mode)
+        if fault is not None:
+            self._refuse(cursor, _bad_start(asked.epoch, asked.batch, fault))
             return
         cursor.start = asked
         if cursor.state is not CursorState.ASKED:
             self._begin(cursor)
+
+    def done(self, lease: Lease, said: Done) -> None:
+        """The trainer is done with what a queue gave it, up to there."""
+        cursor = lease.cursors.get(said.sub)
+        if cursor is None or said.count < 0:
+            self._complain(lease, f"is done with {said}, which it was not given")
+        elif said.iteration == cursor.iteration:
+            self._delivery.done(cursor, said.count)
 
     def unsubscribe(self, lease: Lease, asked: Unsubscribe) -> None:
         """Ends a cursor; what it has in hand stays the trainer's until released."""
@@ -103,6 +119,7 @@ class Subscriptions:
         if cursor is None:
             self._complain(lease, f"unsubscribed sub {asked.sub}, which it has not")
             return
+        self._delivery.leave(cursor, done=cursor.handed.done)
         self._end(cursor)
         self._turn.do(Tell(lease.number, Unsubscribed(asked.sub)))
         self._admission.settle(cursor.sequence.stream)
@@ -126,6 +143,9 @@ class Subscriptions:
     def leave(self, lease: Lease, asked: Leave) -> None:
         """The trainer takes no more; what its views show stays its own until released."""
         lease.has_left = True
+        for cursor in tuple(lease.cursors.values()):
+            counts = [d.count for d in asked.done if (d.sub, d.iteration) == _where(cursor)]
+            self._delivery.leave(cursor, done=max(counts, default=0))
         self._take_leave(lease, asked.kept)
 
     def _take_leave(self, lease: Lease, kept: tuple[Release, ...]) -> None:
@@ -151,13 +171,10 @@ class Subscriptions:
         for cursor in tuple(stream.cursors):
             self._refuse(cursor, _ended_text(stream), ErrorCode.STREAM_ENDED)
 
-    def order_made(
-        self, stream: Stream, epoch: int, world_size: int, failure: Failure | None
-    ) -> None:
+    def order_made(self, stream: Stream, seed: int, epoch: int, failure: Failure | None) -> None:
         """Those who waited for this order go on, or end with the reason."""
         for cursor in tuple(stream.cursors):
-            world = stream.order_world(cursor.sequence.world_size)
-            if cursor.awaits != epoch or world != world_size:
+            if cursor.awaits != epoch or cursor.sequence.seed != seed:
                 continue
             cursor.awaits = None
             if failure is not None:
@@ -167,6 +184,20 @@ class Subscriptions:
             else:
                 self._begin(cursor)
         stream.prune()
+
+    def timer_fired(self, stream: Stream) -> None:
+        """Trainers that were awaited for too long are waited for no more."""
+        gate = stream.gate
+        if gate.is_late(self._turn.now):
+            started = sum(c.start is not None for c in stream.cursors)
+            self._turn.log(
+                Severity.WARNING,
+                f"stream {stream.name!r} goes on with {started} of the {gate.count} trainers it was "
+                f"to await (await_trainers)",
+            )
+            self._begin_all(stream)
+        elif not gate.is_open:
+            self._turn.wake_at(gate.deadline)
 
     # --- the life of a cursor ---------------------------------------------------------------
 
@@ -179,67 +210,102 @@ class Subscriptions:
     def _subscribed(self, stream: Stream, cursor: Cursor) -> None:
         cursor.state = CursorState.IDLE
         settings = stream.settings
+        view = self._view(stream, cursor, cursor.asked_epoch, ())
         message = Subscribed(
             cursor.sub,
             settings.mode.value,
             stream.samples,
-            self._view(stream, cursor, cursor.asked_epoch).batches,
+            view.end(cursor.cut.batch_size, drop_last=cursor.cut.drop_last),
             settings.batch_size or 0,
-            settings.drop_last,
+            cursor.cut.drop_last,
             cursor.grant,
+            view.length,
+            order_text(cursor.sequence),
         )
         self._turn.do(Tell(cursor.lease, message))
         if cursor.start is not None:
             self._begin(cursor)
 
-    def _has_order(self, cursor: Cursor, epoch: int) -> bool:
+    def _has_order(self, cursor: Cursor, epoch: int, dealt: tuple[Dealt, ...] = ()) -> bool:
         """Whether the order of that epoch is there; else it is asked for, and the cursor waits."""
-        stream = cursor.sequence.stream
-        world = stream.order_world(cursor.sequence.world_size)
-        if epoch in cursor.sequence.epochs or (epoch, world) in stream.orders.ready:
+        sequence, stream = cursor.sequence, cursor.sequence.stream
+        if (epoch, dealt) in sequence.epochs or (sequence.seed, epoch) in stream.orders.ready:
             cursor.awaits = None
             return True
         cursor.awaits = epoch
-        self._orders.ask(stream, epoch, world, hurry=True)
+        self._orders.ask(stream, sequence.seed, epoch, hurry=True)
         return False
 
     @staticmethod
-    def _view(stream: Stream, cursor: Cursor, epoch: int) -> RankOrder:
+    def _view(stream: Stream, cursor: Cursor, epoch: int, dealt: tuple[Dealt, ...]) -> RankOrder:
         sequence = cursor.sequence
-        known = sequence.epochs.get(epoch)
+        known = sequence.epochs.get((epoch, dealt))
         if known is not None:
             return known.view
-        order = stream.orders.ready[(epoch, stream.order_world(sequence.world_size))]
-        return RankOrder(order, stream.cutting, sequence.rank, sequence.world_size)
+        order = stream.orders.ready[(sequence.seed, epoch)]
+        return RankOrder(order, stream.cutting, sequence.rank, sequence.world_size, dealt)
+
+    def _begin_all(self, stream: Stream) -> None:
+        """The gate is open: carries out every Start that waits for it."""
+        for cursor in tuple(stream.cursors):
+            if cursor.state is CursorState.RUNNING:
+                self._begin(cursor)
 
     def _begin(self, cursor: Cursor) -> None:
-        """Carries out the cursor's last Start, now or when the order is there."""
+        """Carries out the cursor's last Start, now or when gate and order let it."""
         asked, stream = cursor.start, cursor.sequence.stream
         if asked is None:
             return
-        cursor.leave()
+        self._delivery.leave(cursor, done=asked.count)
         cursor.state = CursorState.RUNNING
-        cursor.asked_epoch = asked.epoch
-        if not self._has_order(cursor, asked.epoch):
+        if not self._is_let_in(stream):
             return
-        view = self._view(stream, cursor, asked.epoch)
+        cursor.start = asked = found(cursor, asked)
+        cursor.asked_epoch = asked.epoch
+        if not self._has_order(cursor, asked.epoch, asked.dealt):
+            return
+        view = self._view(stream, cursor, asked.epoch, asked.dealt)
         if asked.batch > view.batches:
             why = f"the epoch has {view.batches} batches"
             self._refuse(cursor, _bad_start(asked.epoch, asked.batch, why))
             return
         self._place(cursor, asked, view)
-        world = stream.order_world(cursor.sequence.world_size)
-        self._orders.ask(stream, asked.epoch + 1, world, hurry=False)
+        self._orders.ask(stream, cursor.sequence.seed, asked.epoch + 1, hurry=False)
         stream.prune()
+
+    def _is_let_in(self, stream: Stream) -> bool:
+        """Whether the trainers that are awaited are there."""
+        gate = stream.gate
+        if gate.is_open:
+            return True
+        if gate.arrived(
+            sum(c.state is CursorState.RUNNING for c in stream.cursors), self._turn.now
+        ):
+            self._begin_all(stream)
+            return True
+        self._turn.wake_at(gate.deadline)
+        return False
 
     def _place(self, cursor: Cursor, asked: Start, view: RankOrder) -> None:
         cursor.start = None
         cursor.iteration = asked.iteration
         cursor.served_tick = self._turn.tick
-        cursor.place(cursor.sequence.epoch(asked.epoch, view), asked.batch)
-        message = EpochStarted(asked.sub, asked.iteration, asked.epoch, view.batches)
+        cursor.is_behind = False
+        epoch = cursor.sequence.epoch(asked.epoch, asked.dealt, view)
+        recall_failures(epoch, asked.failed)
+        cursor.place(epoch, asked.batch)
+        is_queue = self._delivery.join_queue(cursor, epoch, asked.done)
+        message = EpochStarted(
+            asked.sub,
+            asked.iteration,
+            asked.epoch,
+            -1 if is_queue else cursor.end,
+            asked.batch,
+            view.length,
+        )
         self._turn.do(Tell(cursor.lease, message))
         self._delivery.advance(cursor)
+        self._delivery.end_queue(epoch)
 
     def _refuse(self, cursor: Cursor, text: str, code: ErrorCode = ErrorCode.REFUSED) -> None:
         """Ends a cursor with a reason."""
@@ -249,13 +315,15 @@ class Subscriptions:
 
     def _end(self, cursor: Cursor) -> None:
         stream = cursor.sequence.stream
-        cursor.leave()
+        self._delivery.leave(cursor, done=None)
         cursor.state = CursorState.ENDED
         cursor.awaits = None
         cursor.sequence.cursors -= 1
         stream.cursors.remove(cursor)
         stream.ledger.leave(cursor)
         self._leases[cursor.lease].cursors.pop(cursor.sub, None)
+        if not stream.cursors:
+            stream.gate.close()
         stream.prune()
 
     # --- refusals ---------------------------------------------------------------------------
@@ -282,8 +350,9 @@ class Subscriptions:
             return f"prefetch is {asked.prefetch}; it must be at least 0"
         if not 0 <= asked.epoch <= MOST_EPOCH:
             return f"epoch is {asked.epoch}; it must be from 0 to {MOST_EPOCH}"
-        if stream.settings.mode is Mode.BROADCAST:
-            return None
+        fault = fault_of_sharing(asked, stream)
+        if fault is not None or stream.settings.mode is not Mode.SHARD:
+            return fault
         if not 1 <= asked.world_size <= MOST_WORLD_SIZE:
             return f"world_size is {asked.world_size}; it must be from 1 to {MOST_WORLD_SIZE}"
         if not 0 <= asked.rank < asked.world_size:
@@ -298,6 +367,10 @@ class Subscriptions:
         last = "; further ones are not logged" if lease.complaints == _MOST_COMPLAINTS else ""
         text = f"trainer {lease.number} {what}; ignored{last}"
         self._turn.do(Log(Severity.WARNING, text))
+
+
+def _where(cursor: Cursor) -> tuple[int, int]:
+    return cursor.sub, cursor.iteration
 
 
 def _bad_start(epoch: int, batch: int, why: str) -> str:

@@ -42,8 +42,6 @@ class OrderTask:
     stream: str
     seed: int
     epoch: int
-    #: DistributedSampler's padding or dropping depends on it; 1 in broadcast.
-    world_size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from loaderd_server.core.credits import (
     lend,
     take_back_promise,
 )
-from loaderd_server.core.sequences import Cursor, Sequence
+from loaderd_server.core.sequences import Cursor, Cut, Sequence
 from loaderd_server.core.settings import Mode, StreamSettings
 from loaderd_server.core.streams import Stream
 
@@ -28,7 +28,7 @@ def _ledger(slots: int, workers: int = 1) -> Ledger:
 
 def _cursor(want: int = 4) -> Cursor:
     settings = StreamSettings("s", "d", Mode.BROADCAST, 0, 4, drop_last=False)
-    return Cursor(1, 0, Sequence(Stream(settings, 1, 1 << 20), 0, 1), want, 0)
+    return Cursor(1, 0, Sequence(Stream(settings, 1, 1 << 20), 0, 0, 1), want, 0, Cut())
 
 
 def _joined(ledger: Ledger, want: int = 4) -> Cursor:

@@ -437,6 +437,6 @@ def test_a_later_epoch_s_order_that_fails_ends_those_who_need_it_alone() -> None
 def test_failures_of_a_batch_are_told_in_the_order_of_positions() -> None:
     bench = _bench(_SKIP)
     _Dataset(bench, bad=(7, 5)).work()
-    epoch = next(iter(bench.core._streams["s0"].sequences.values())).epochs[0]
+    epoch = next(iter(bench.core._streams["s0"].sequences.values())).epochs[(0, ())]
     assert [type(f) for f in failed_in(epoch, 1)] == [FailedSample, FailedSample]
     assert [f.position for f in failed_in(epoch, 1)] == [5, 7]

@@ -193,5 +193,5 @@ def test_events_of_datasets_nobody_serves_are_ignored() -> None:
     bench.event(DatasetFailed("other", bad_sample(0)))
     bench.makes_batches = True
     bench.trainer(1)
-    assert isinstance(bench.order(OrderTask(1, "d0", "s0", 0, 0, 1)), OrderDone)
+    assert isinstance(bench.order(OrderTask(1, "d0", "s0", 0, 0)), OrderDone)
     assert bench.messages(1, Subscribed)

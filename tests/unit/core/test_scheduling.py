@@ -117,7 +117,7 @@ def test_the_batch_whose_next_use_is_farthest_makes_room() -> None:
 
 def _fill_what_is_free(bench: Bench) -> None:
     stream = bench.core._streams["s0"]
-    epoch = next(iter(stream.sequences.values())).epochs[0]
+    epoch = next(iter(stream.sequences.values())).epochs[(0, ())]
     while (slot := stream.pool.free_slot(8192)) is not None:
         stream.pool.fill(slot, epoch, 90 + slot.number)
 

@@ -18,7 +18,7 @@ _DONE = BatchDone(1, 4, 100, b"", 0, 0)
 def _epoch() -> Epoch:
     settings = StreamSettings("s", "d", Mode.BROADCAST, 0, 4, drop_last=False)
     view = RankOrder(Order(np.arange(40), None, None), Cutting(4, drop_last=False), 0, 1)
-    return Epoch(Sequence(Stream(settings, 1, 1 << 20), 0, 1), 0, view)
+    return Epoch(Sequence(Stream(settings, 1, 1 << 20), 0, 0, 1), 0, view)
 
 
 def _pool(count: int = 3) -> SlotPool:

@@ -51,7 +51,7 @@ ROWS = np.array([3, 1, 2], dtype=np.int64)
 FAILURE = RowFailure(1, Failure(ErrorCode.SAMPLE, 5, "m:E", "bad \ud800", "tb", "worker 1"))
 
 TASKS = [
-    OrderTask(1, "d", "train", 2**63, 5, 4),
+    OrderTask(1, "d", "train", 2**63, 5),
     MeasureTask(2, "d", ADDRESS, ROWS, None),
     BatchTask(3, "d", ADDRESS, ROWS, ROWS, Place(0, 4096, 8192)),
     BatchTask(3, "d", ADDRESS, ROWS[:0], None, Place(0, 4096, 8192)),

@@ -1,0 +1,123 @@
+"""Where a trainer wants to be, and in which pieces: sequences, cuts, starts; and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from loaderd_protocol.messages import Start, Subscribe, Where
+from loaderd_server.core.credits import MOST_PREFETCH, VIEWS
+from loaderd_server.core.sequences import Cursor, Cut, Sequence
+from loaderd_server.core.settings import Mode
+from loaderd_server.core.streams import Stream
+
+MOST_EPOCH = 2**31 - 1
+_MOST_BATCH_SIZE = 2**20
+_MOST_SEED = 2**63 - 1
+#: How often the world size may change within one epoch.
+_MOST_DEALT = 64
+
+
+def sequence_of(stream: Stream, asked: Subscribe) -> Sequence:
+    """The sequence that a subscription reads."""
+    mode = stream.settings.mode
+    rank, world_size = (asked.rank, asked.world_size) if mode is Mode.SHARD else (0, 1)
+    own_seed = mode is Mode.INDEPENDENT and asked.seed >= 0
+    return stream.sequence(asked.seed if own_seed else stream.settings.seed, rank, world_size)
+
+
+def cut_of(stream: Stream, asked: Subscribe) -> Cut:
+    """How the trainer cuts batches."""
+    settings = stream.settings
+    drop_last = settings.drop_last if asked.drop_last < 0 else bool(asked.drop_last)
+    own_size = 0 if asked.batch_size == settings.batch_size else asked.batch_size
+    return Cut(own_size, drop_last)
+
+
+def wanted_credits(stream: Stream, prefetch: int, cut: Cut) -> int:
+    """Credits for what is made ahead, and for views; a batch of the trainer's may lie in many slots."""
+    slots = 1
+    if cut.batch_size and stream.settings.batch_size:
+        slots = 1 + -(-cut.batch_size // stream.settings.batch_size)
+    return min(prefetch * slots, MOST_PREFETCH) + VIEWS + min(slots - 1, MOST_PREFETCH)
+
+
+def found(cursor: Cursor, asked: Start) -> Start:
+    """The Start with a place in numbers."""
+    if asked.where is Where.EXACT:
+        return asked
+    sequence = cursor.sequence
+    if sequence.stream.settings.mode is Mode.QUEUE:
+        epoch, batch = _open_queue(sequence, asked.epoch), 0
+    else:
+        foremost = sequence.foremost()
+        if foremost is None:
+            return replace(asked, where=Where.EXACT)
+        epoch, batch = foremost.number, max(0, foremost.position - foremost.outstanding)
+    return replace(asked, where=Where.EXACT, epoch=epoch, batch=batch)
+
+
+def _open_queue(sequence: Sequence, at_least: int) -> int:
+    """The epoch of a queue that newcomers help with: the first that is not over."""
+    running = [epoch.number for epoch in sequence.epochs.values() if epoch.is_unfinished_queue]
+    if running:
+        return min(running)
+    return max((number + 1 for number in sequence.ended), default=at_least)
+
+
+def order_text(sequence: Sequence) -> str:
+    """What fixes the orders of a sequence, as JSON: states of trainers are held against it."""
+    stream = sequence.stream
+    facts: dict[str, str | int] = dict(stream.settings.order)
+    facts.update(mode=stream.settings.mode.value, seed=sequence.seed, samples=stream.samples)
+    return json.dumps(facts)
+
+
+# --- what is wrong --------------------------------------------------------------------------
+
+
+def fault_of_start(asked: Start, mode: Mode) -> str | None:
+    """Why there can be no such start, or None."""
+    if not 0 <= asked.epoch <= MOST_EPOCH or asked.batch < 0:
+        return "epoch and batch count from 0"
+    if not asked.dealt:
+        return None
+    if mode is not Mode.SHARD:
+        return f"the stream is {mode.value}: only shard deals an epoch to ranks"
+    if len(asked.dealt) > _MOST_DEALT:
+        return f"the world size changed {len(asked.dealt)} times in it, over {_MOST_DEALT}"
+    for part in asked.dealt:
+        if len(part.counts) != part.world_size or min(part.counts, default=-1) < 0:
+            return f"{part} does not count what each of its ranks was given"
+    return None
+
+
+def fault_of_sharing(asked: Subscribe, stream: Stream) -> str | None:
+    """Why this stream cannot be read so, or None."""
+    settings, mode = stream.settings, stream.settings.mode
+    if asked.seed >= 0 and mode is not Mode.INDEPENDENT:
+        return (
+            f"seed is {asked.seed}, but stream {stream.name!r} is {mode.value}, where the stream's own "
+            f"seed ({settings.seed}) counts; leave it out, or set mode: independent"
+        )
+    if not -1 <= asked.seed <= _MOST_SEED:
+        return f"seed is {asked.seed}; it must be from 0 to {_MOST_SEED}"
+    if not 0 <= asked.batch_size <= _MOST_BATCH_SIZE:
+        return f"batch_size is {asked.batch_size}; it must be from 1 to {_MOST_BATCH_SIZE}"
+    drop_last = settings.drop_last if asked.drop_last < 0 else bool(asked.drop_last)
+    if asked.batch_size in (0, settings.batch_size) and drop_last == settings.drop_last:
+        return None
+    why = _why_uncuttable(stream)
+    return why and (
+        f"stream {stream.name!r} cannot be cut to batch_size {asked.batch_size or settings.batch_size}, "
+        f"drop_last {drop_last}: {why}. Leave batch_size and drop_last out, or define a stream of that "
+        f"batch size"
+    )
+
+
+def _why_uncuttable(stream: Stream) -> str | None:
+    if stream.settings.mode is Mode.QUEUE:
+        return "a queue hands out whole batches"
+    if stream.settings.batch_size is None:
+        return "its sampler makes the batches"
+    return stream.settings.uncuttable or stream.uncuttable or None
