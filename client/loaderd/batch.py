@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,12 +27,20 @@ from loaderd_protocol.layout import (
 from loaderd_protocol.messages import Announce
 from loaderd_protocol.values import decode_value
 
-Leaf = Callable[[Bytes], Any]
 #: Called with the slot's bytes and the tail's values.
-Builder = Callable[[Bytes, list[Any]], Any]
+Leaf = Callable[[Bytes, list[Any]], Any]
+#: Called with the leaves, in order.
+Assemble = Callable[[Iterator[Any]], Any]
 
 #: Distinct layouts kept in compiled form.
 _LAYOUTS = 256
+
+
+class Recipe(NamedTuple):
+    """How a batch is put together: its leaves (tensors, values), and the structure around them."""
+
+    leaves: tuple[Leaf, ...]
+    assemble: Assemble
 
 
 def build(base: Bytes, announce: Announce, output: str) -> Any:
@@ -44,66 +52,85 @@ def build(base: Bytes, announce: Announce, output: str) -> Any:
     Raises: ProtocolError where the layout does not fit the slot; TypeError where a dtype has no
     numpy equivalent.
     """
+    recipe, leaves = open_slot(base, announce, output)
+    return recipe.assemble(iter(leaves))
+
+
+def open_slot(base: Bytes, announce: Announce, output: str) -> tuple[Recipe, list[Any]]:
+    """The leaves of the batch in ``base``, and how to put them together. Raises as ``build``."""
     values: list[Any] = []
     if announce.tail_bytes:
         tail = base[announce.tail_offset : announce.tail_offset + announce.tail_bytes]
         values = decode_value(tail.tobytes())
+    recipe = _recipe(announce.layout, output)
     try:
-        return _builder(announce.layout, output)(base, values)
+        return recipe, [leaf(base, values) for leaf in recipe.leaves]
     except IndexError as error:
         raise ProtocolError(f"the layout names more than {len(values)} values: {error}") from None
 
 
 @lru_cache(_LAYOUTS)
-def _builder(layout: bytes, output: str) -> Builder:
-    return _compile(decode_layout(layout), output)
+def _recipe(layout: bytes, output: str) -> Recipe:
+    leaves: list[Leaf] = []
+    assemble = _compile(decode_layout(layout), output, leaves)
+    return Recipe(tuple(leaves), assemble)
 
 
-def _compile(node: Node, output: str) -> Builder:
+def _compile(node: Node, output: str, leaves: list[Leaf]) -> Assemble:
     match node:
         case Tensor():
-            leaf = _leaf(node, output)
-            return lambda base, _values: leaf(base)
+            leaves.append(_leaf(node, output))
+            return next
         case Value(position):
-            return lambda _base, values: values[position]
+            leaves.append(lambda _base, values: values[position])
+            return next
         case Items():
-            return _sequence(node, output)
+            return _sequence(node, output, leaves)
         case Entries():
-            return _mapping(node, output)
+            return _mapping(node, output, leaves)
         case Fields():
-            return _record(node, output)
+            return _record(node, output, leaves)
 
 
-def _sequence(node: Items, output: str) -> Builder:
-    children = [_compile(child, output) for child in node.children]
+def _sequence(node: Items, output: str, leaves: list[Leaf]) -> Assemble:
+    children = [_compile(child, output, leaves) for child in node.children]
     kind = {"list": list, "tuple": tuple}.get(node.class_name) or _imported(node.class_name) or list
     if kind is list:
-        return lambda base, values: [child(base, values) for child in children]
-    return lambda base, values: kind([child(base, values) for child in children])
+        return lambda made: [child(made) for child in children]
+    return lambda made: kind([child(made) for child in children])
 
 
-def _mapping(node: Entries, output: str) -> Builder:
+def _mapping(node: Entries, output: str, leaves: list[Leaf]) -> Assemble:
     pairs = [
-        (key, _compile(child, output)) for key, child in zip(node.keys, node.children, strict=True)
+        (key, _compile(child, output, leaves))
+        for key, child in zip(node.keys, node.children, strict=True)
     ]
     kind = dict if node.class_name == "dict" else _imported(node.class_name) or dict
     if kind is dict:
-        return lambda base, values: {key: child(base, values) for key, child in pairs}
-    return lambda base, values: kind({key: child(base, values) for key, child in pairs})
+        return lambda made: {key: child(made) for key, child in pairs}
+
+    def build_mapping(made: Iterator[Any]) -> Any:
+        plain = {key: child(made) for key, child in pairs}
+        try:
+            return kind(plain)
+        except TypeError:  # made in another way, as defaultdict is: torch gives a dict too
+            return plain
+
+    return build_mapping
 
 
-def _record(node: Fields, output: str) -> Builder:
-    children = [_compile(child, output) for child in node.children]
+def _record(node: Fields, output: str, leaves: list[Leaf]) -> Assemble:
+    children = [_compile(child, output, leaves) for child in node.children]
     kind = _imported(node.class_name) or _plain_record(node)
     names = node.names
     if not node.is_dataclass:
-        return lambda base, values: kind(*[child(base, values) for child in children])
+        return lambda made: kind(*[child(made) for child in children])
 
-    def build_dataclass(base: Bytes, values: list[Any]) -> Any:
-        made = object.__new__(kind)
+    def build_dataclass(made: Iterator[Any]) -> Any:
+        instance = object.__new__(kind)
         for name, child in zip(names, children, strict=True):
-            object.__setattr__(made, name, child(base, values))
-        return made
+            object.__setattr__(instance, name, child(made))
+        return instance
 
     return build_dataclass
 
@@ -139,10 +166,10 @@ def _tensor(node: Tensor) -> Leaf:
     shape, strides, offset = node.shape, node.strides, node.offset
     count = extent(shape, strides)
     if count == 0:
-        return lambda _base: torch.empty(shape, dtype=dtype)
+        return lambda _base, _values: torch.empty(shape, dtype=dtype)
     end = offset + count * dtype.itemsize
 
-    def whole(base: Bytes) -> torch.Tensor:
+    def whole(base: Bytes, _values: list[Any]) -> torch.Tensor:
         _check(base, end)
         flat = torch.frombuffer(base, dtype=dtype, count=count, offset=offset)
         return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
@@ -155,7 +182,7 @@ def _array(node: Tensor, dtype: np.dtype[Any]) -> Leaf:
     end = node.offset + count * dtype.itemsize
     strides = None if node.strides is None else tuple(s * dtype.itemsize for s in node.strides)
 
-    def whole(base: Bytes) -> np.ndarray[Any, Any]:
+    def whole(base: Bytes, _values: list[Any]) -> np.ndarray[Any, Any]:
         _check(base, end)
         flat = base[node.offset : end].view(dtype)
         if strides is None:

@@ -126,6 +126,10 @@ class Connection:
         with self._lock:
             self._inbox.setdefault(sub, deque())
 
+    def inbox(self, sub: int) -> deque[Message]:
+        """What came for ``sub`` and was not received yet; empty where the line is closed."""
+        return self._inbox.get(sub) or deque()
+
     def receive(self, sub: int, what: str) -> Message:
         """The next message of ``sub``.
 

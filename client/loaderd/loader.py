@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from loaderd import forking, ranks
-from loaderd.batch import build
+from loaderd import forking, ranks, resume
 from loaderd.connection import Connection
-from loaderd.failures import exception_of
+from loaderd.iterating import EpochIterator
+from loaderd.place import Begin, Place, Progress, checked_start, first_place
 from loaderd.stats import LoaderStats, Meter
 from loaderd.subscription import Subscription
 from loaderd_protocol.address import Address, resolve
-from loaderd_protocol.errors import LoaderClosed, ProtocolError
-from loaderd_protocol.messages import (
-    Announce,
-    BatchEmpty,
-    BatchFailed,
-    EpochStarted,
-    FailedSample,
-    Subscribe,
-    Subscribed,
+from loaderd_protocol.errors import (
+    DaemonLost,
+    DaemonNotRunning,
+    LoaderClosed,
+    LoaderdError,
+    StateMismatch,
 )
+from loaderd_protocol.messages import FailedSample, Subscribe, Subscribed
+
+log = logging.getLogger("loaderd")
 
 Output = Literal["torch", "numpy"]
 #: How many failed samples ``Loader.failures`` remembers.
 _MOST_FAILURES = 1000
+#: How often a trainer looks for a daemon that is to come back.
+_LOOK_S = 0.02
 
 
 def connect(
@@ -39,8 +44,13 @@ def connect(
     address: str | os.PathLike[str] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    seed: int | None = None,
+    batch_size: int | None = None,
+    drop_last: bool | None = None,
+    start: Begin | None = None,
     prefetch: int = 2,
     timeout_s: float | None = None,
+    reconnect_s: float = 0.0,
     output: Output = "torch",
     copy: bool = False,
 ) -> Loader:
@@ -48,20 +58,48 @@ def connect(
 
     ``address``: the daemon's run directory; default ``$LOADERD_ADDRESS``, else the daemon's own
     default. ``rank``, ``world_size``: default from torch.distributed, else torchrun's environment;
-    they count in streams of mode ``shard``. ``prefetch``: batches made ahead of the one in use.
-    ``timeout_s``: longest wait for a batch, None for ever (a stopped daemon is still told of in the
-    log). ``output``: tensors or numpy arrays. ``copy``: batches on the heap instead of views.
+    they count in streams of mode ``shard``. ``seed``: of an order of this trainer's own, in streams of
+    mode ``independent``. ``batch_size``, ``drop_last``: of this trainer, default the stream's; batches
+    are cut from those that others share. ``start``: "begin" (the default: epoch 0), "live" (where the
+    foremost trainer is; a queue's default), or (epoch, batch). ``prefetch``: batches made ahead of
+    the one in use. ``timeout_s``: longest wait for a batch, None for ever (a stopped daemon is still
+    told of in the log). ``reconnect_s``: how long to wait for another daemon when this one ends; the
+    loader goes on with the very next batch. ``output``: tensors or numpy arrays. ``copy``: batches on
+    the heap instead of views.
 
     Raises: DaemonNotRunning, VersionMismatch, UnknownStream, SubscriptionRefused, StreamEnded,
     DaemonTimeout, ValueError.
     """
     if output not in ("torch", "numpy"):
         raise ValueError(f"output is {output!r}; it is 'torch' or 'numpy'")
-    if prefetch < 0:
-        raise ValueError(f"prefetch is {prefetch}; it is 0 or more batches")
+    for name, value, least in (
+        ("prefetch", prefetch, 0), ("batch_size", batch_size, 1), ("seed", seed, 0),
+        ("reconnect_s", reconnect_s, 0),
+    ):  # fmt: skip
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}; it is {least} or more")
+    if start not in (None, "begin", "live"):
+        checked_start(start)
     chosen_rank, chosen_world = ranks.resolve(rank, world_size)
-    request = Subscribe(0, stream, chosen_rank, chosen_world, prefetch, 0)
-    return Loader(resolve(address), request, timeout_s, output, copy)
+    request = Subscribe(
+        0, stream, chosen_rank, chosen_world, prefetch, 0,
+        seed=-1 if seed is None else seed,
+        batch_size=batch_size or 0,
+        drop_last=-1 if drop_last is None else int(drop_last),
+    )  # fmt: skip
+    options = Options(timeout_s, reconnect_s, output, copy, start)
+    return Loader(resolve(address), request, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What ``connect`` was told that concerns this side alone."""
+
+    timeout_s: float | None = None
+    reconnect_s: float = 0.0
+    output: Output = "torch"
+    copy: bool = False
+    start: Begin | None = None
 
 
 class Loader:
@@ -72,71 +110,135 @@ class Loader:
     iteration can go on behind it.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        request: Subscribe,
-        timeout_s: float | None,
-        output: Output,
-        copy: bool,
-    ) -> None:
-        self._address, self._request, self._timeout_s = address, request, timeout_s
-        self._output, self._copy = output, copy
-        self._meter = Meter()
-        self._next_epoch = 0
+    def __init__(self, address: Address, request: Subscribe, options: Options) -> None:
+        self._address, self._request = address, request
+        self.options = options
+        self.meter = Meter()
         self._closed = False
+        self._attaching = threading.Lock()
         #: Samples that ``on_error: skip | substitute`` left out of this trainer's batches.
         self.failures: deque[FailedSample] = deque(maxlen=_MOST_FAILURES)
+        #: Of the iterator begun last; None before the first, and after ``load_state_dict``.
+        self._progress: Progress | None = None
+        self._next = Place()
+        self._order: str | None = None
         self._attach()
+        mode, size = self.described.mode, request.batch_size or self.described.batch_size
+        self._next = first_place(options.start, mode, size)
         forking.register(self)
 
     def _attach(self) -> None:
         self._pid = os.getpid()
         self._numbers = itertools.count()
-        self._idle: list[Subscription] = []
-        self._connection = Connection(self._address, self._timeout_s)
+        #: Subscriptions that no iterator uses: by whether they are for a place within a batch.
+        self._idle: dict[bool, list[Subscription]] = {False: [], True: []}
+        self._connection = Connection(self._address, self.options.timeout_s)
         self._finalizer = weakref.finalize(self, self._connection.close)
         try:
-            subscription, described = self._subscribe()
+            subscription, self.described = self._subscribe(within_batch=False)
+            self._check_order(self.described.order)
         except BaseException:
             self._finalizer()
             raise
-        self._batches = described.batches
-        self._idle.append(subscription)
+        self._batches = self._count(self.described)
+        self._idle[False].append(subscription)
 
-    def _subscribe(self) -> tuple[Subscription, Subscribed]:
+    def _subscribe(self, *, within_batch: bool) -> tuple[Subscription, Subscribed]:
         number = next(self._numbers)
-        request = Subscribe(
-            number, self._request.stream, self._request.rank, self._request.world_size,
-            self._request.prefetch, self._next_epoch,
-        )  # fmt: skip
+        request = replace(self._request, sub=number, epoch=self._next.epoch)
+        if within_batch:  # it may need rows of a tail that others drop
+            request = replace(request, drop_last=0)
         subscription = Subscription(self._connection, number, request)
         return subscription, subscription.opened()
+
+    def _check_order(self, order: str) -> None:
+        """A daemon that came back must serve the same stream.
+
+        Raises: StateMismatch.
+        """
+        if self._order not in (None, order):
+            ours = resume.Stream(self.stream, order, 0, 1, cut_by_sampler=False).facts
+            theirs = resume.Stream(self.stream, self._order or "", 0, 1, cut_by_sampler=False).facts
+            raise StateMismatch(
+                f"the daemon came back with another stream {self.stream!r}: "
+                f"{'; '.join(resume.differences(ours, theirs))} (as of before)"
+            )
+        self._order = order
+
+    def _count(self, described: Subscribed) -> int:
+        size = self.cut_size
+        if not size or described.positions < 0:
+            return described.batches
+        whole, rest = divmod(described.positions, size)
+        return whole + (1 if rest and not described.drop_last else 0)
 
     @property
     def stream(self) -> str:
         """The stream's name."""
         return self._request.stream
 
+    @property
+    def cut_size(self) -> int:
+        """The batch size that this trainer cuts to; 0 where it takes batches as they are made."""
+        own = self._request.batch_size
+        return 0 if own == self.described.batch_size else own
+
     def __len__(self) -> int:
-        """Batches of an epoch (of the last one started)."""
+        """Batches of an epoch (of the last one started); in a queue, of all trainers together.
+
+        Raises: TypeError where nobody knows before the epoch's end.
+        """
+        if self._batches < 0:
+            raise TypeError(f"stream {self.stream!r} has no length: its dataset is iterable")
         return self._batches
 
     def __iter__(self) -> EpochIterator:
-        """Starts the next epoch."""
-        epoch = self._next_epoch
-        self._next_epoch = epoch + 1
-        return EpochIterator(self, epoch)
+        """Starts the next epoch, or goes on where ``load_state_dict`` said."""
+        place = self._next
+        self._next = Place(place.epoch + 1)
+        return EpochIterator(self, place)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next ``iter()`` is this epoch, and those after it count on from there."""
+        """The next ``iter()`` is this epoch, and those after it count on from there.
+
+        An epoch that ``load_state_dict`` is in the middle of is gone on with, not begun anew.
+        """
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; it is 0 or more")
-        self._next_epoch = epoch
+        if not (self._progress is None and self._next.epoch == epoch):
+            self._next = Place(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this trainer is: small, readable, plain enough for JSON and ``torch.save``.
+
+        It counts what was given out by the iterator begun last, not what is prefetched.
+        """
+        place = self._next if self._progress is None else self._progress.place()
+        return resume.write_state(place, self._as_stream())
+
+    def load_state_dict(self, state: resume.State | Sequence[resume.State]) -> None:
+        """The next ``iter()`` goes on where the state was taken.
+
+        ``state``: this rank's, or a list of all ranks', or one that stands for all as their counts are
+        equal. Number of workers, prefetch and batch size may be others; so may the world size: then
+        what is left of the epoch is dealt anew.
+
+        Raises: StateMismatch (a ValueError) naming each difference.
+        """
+        self._next = resume.read_states(state, self._as_stream())
+        self._progress = None
+
+    def _as_stream(self) -> resume.Stream:
+        request = self._request
+        by_sampler = self.described.batch_size == 0
+        return resume.Stream(
+            self.stream, self.described.order, request.rank, request.world_size,
+            cut_by_sampler=by_sampler,
+        )  # fmt: skip
 
     def stats(self) -> LoaderStats:
         """Batches, bytes, and the time waited for data since ``connect``."""
-        return self._meter.read()
+        return self.meter.read()
 
     def close(self) -> None:
         """Ends the subscription. Batches in hand stay valid; may be called again."""
@@ -153,18 +255,33 @@ class Loader:
 
     # --- for its iterators and the fork hooks -----------------------------------------------
 
-    def lend(self) -> Subscription:
-        """A subscription for an iterator to use."""
+    def began(self, progress: Progress) -> None:
+        """An iterator was begun: states count what it gives out."""
+        self._progress = progress
+
+    def joined(self, epoch: int) -> None:
+        """The daemon told which epoch the others are in."""
+        self._next = Place(epoch + 1)
+
+    def epoch_has(self, batches: int) -> None:
+        """The length of the epoch that was started last."""
+        self._batches = batches
+
+    def lend(self, *, within_batch: bool) -> Subscription:
+        """A subscription for an iterator to use.
+
+        Raises: LoaderClosed, DaemonLost.
+        """
         self.ensure_attached()
         try:
-            return self._idle.pop()
+            return self._idle[within_batch].pop()
         except IndexError:  # asked first, another thread could take it between question and pop
-            return self._subscribe()[0]
+            return self._subscribe(within_batch=within_batch)[0]
 
-    def take_back(self, subscription: Subscription) -> None:
+    def take_back(self, subscription: Subscription, *, within_batch: bool) -> None:
         """An iterator needs its subscription no more."""
         if subscription.connection is self._connection and not self._closed:
-            self._idle.append(subscription)
+            self._idle[within_batch].append(subscription)
 
     def ensure_attached(self) -> None:
         """In a forked child, attaches anew.
@@ -176,87 +293,51 @@ class Loader:
         if self._pid != os.getpid():
             self._attach()
 
+    def come_back(self, lost: Connection | None, error: LoaderdError) -> None:
+        """The daemon at the end of ``lost`` is gone: attaches to the one that takes its place.
+
+        Raises: ``error`` where that is not asked for, or none came in time; StateMismatch.
+        """
+        if self._closed or (self.options.reconnect_s <= 0 and lost is self._connection):
+            raise error
+        with self._attaching:
+            if self._closed:
+                raise error
+            if lost is None or lost is self._connection:
+                self._attach_again(error)
+
+    def _attach_again(self, error: LoaderdError) -> None:
+        began = time.monotonic()
+        patience_s = self.options.reconnect_s
+        log.warning("%s Waiting up to %g s for another (reconnect_s).", error, patience_s)
+        self._finalizer()
+        while True:
+            try:
+                self._attach()
+            except (DaemonNotRunning, DaemonLost):
+                if time.monotonic() - began >= patience_s:
+                    raise error from None
+                time.sleep(_LOOK_S)
+                continue
+            self.meter.reconnects += 1
+            log.warning(
+                "attached to another daemon (pid %d) after %.2f s; stream %r goes on",
+                self._connection.daemon_pid, time.monotonic() - began, self.stream,
+            )  # fmt: skip
+            return
+
+    @property
+    def connection(self) -> Connection:
+        """The line to the daemon as it is now."""
+        return self._connection
+
     def holds_views(self) -> bool:
         """Whether a forked child would inherit views."""
         return bool(self._connection.lease.out)
 
     def after_fork_in_child(self) -> None:
         """Views become the child's own, the parent's line is let go of."""
+        self._attaching = threading.Lock()
         self._connection.lease.make_own()
         self._finalizer.detach()
         self._connection.abandon()
-
-
-class EpochIterator(Iterator[Any]):
-    """One pass over one epoch."""
-
-    def __init__(self, loader: Loader, epoch: int) -> None:
-        self._loader = loader
-        self._epoch = epoch
-        self._position = 0
-        self._batches: int | None = None
-        self._done = False
-        self._begin()
-
-    def _begin(self) -> None:
-        self._subscription = self._loader.lend()
-        self._pid = os.getpid()
-        self._subscription.start(self._epoch, self._position)
-        self._finalizer = weakref.finalize(self, self._loader.take_back, self._subscription)
-        self._finalizer.atexit = False
-
-    def __next__(self) -> Any:
-        """The next batch.
-
-        Raises: StopIteration at the epoch's end; a failed batch's exception (the next call goes on
-        behind it); DaemonLost, DaemonTimeout, LoaderClosed.
-        """
-        if self._done:
-            raise StopIteration
-        if self._pid != os.getpid():
-            self._finalizer.detach()
-            self._begin()
-        began = time.perf_counter()
-        while True:
-            if self._batches is not None and self._position >= self._batches:
-                self._finish()
-                raise StopIteration
-            arrival = self._subscription.next(
-                f"batch {self._position} of epoch {self._epoch} of stream {self._loader.stream!r}"
-            )
-            if isinstance(arrival, EpochStarted):
-                self._batches = self._loader._batches = arrival.batches
-                continue
-            if arrival.batch != self._position:
-                raise ProtocolError(f"batch {arrival.batch} came, not {self._position}")
-            self._position += 1
-            if isinstance(arrival, Announce):
-                return self._deliver(arrival, began)
-            self._subscription.give_back(arrival)
-            if isinstance(arrival, BatchFailed):
-                self._loader._meter.failed_batches += 1
-                raise exception_of(arrival.failure, self._epoch, arrival.batch)
-            self._pass_over(arrival)
-
-    def _deliver(self, announce: Announce, began: float) -> Any:
-        loader = self._loader
-        base, copied = self._subscription.bytes_of(announce, loader._copy)
-        batch = build(base, announce, loader._output)
-        meter = loader._meter
-        meter.copies += copied
-        self._report(announce.failed)
-        meter.delivered(began, time.perf_counter(), announce.rows, announce.size_bytes)
-        return batch
-
-    def _pass_over(self, empty: BatchEmpty) -> None:
-        self._loader._meter.empty_batches += 1
-        self._report(empty.failed)
-
-    def _report(self, failed: tuple[FailedSample, ...]) -> None:
-        if failed:
-            self._loader._meter.failed_samples += len(failed)
-            self._loader.failures.extend(failed)
-
-    def _finish(self) -> None:
-        self._done = True
-        self._finalizer()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loaderd_protocol.messages import Announce
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
     """Figures since ``connect``. Times in seconds, sizes in bytes.
 
+    ``copies`` counts slots that came as copies as the trainer held too many views (or asked for
+    copies). ``remade``: slots that were made again for this trainer, as it was behind the others'
+    window; ``stalls`` and ``stalled_s``: how often and how long a batch was held back as others were
+    behind (``lag: wait``). ``reconnects``: how often another daemon took the place of one that ended.
     ``wait_share`` is the part of the time between the first and the last batch that the trainer
-    spent waiting for data. ``mean_batch_s`` is that time per batch. ``copies`` counts batches that
-    came as copies as the trainer held too many views (or asked for copies).
+    spent waiting for data. ``mean_batch_s`` is that time per batch.
     """
 
     batches: int
@@ -24,6 +29,10 @@ class LoaderStats:
     failed_batches: int
     empty_batches: int
     failed_samples: int
+    remade: int
+    stalls: int
+    stalled_s: float
+    reconnects: int
 
 
 @dataclass(slots=True)
@@ -38,14 +47,26 @@ class Meter:
     failed_batches: int = 0
     empty_batches: int = 0
     failed_samples: int = 0
+    remade: int = 0
+    stalls: int = 0
+    stalled_s: float = 0.0
+    reconnects: int = 0
     first_at: float | None = None
     last_at: float = 0.0
 
-    def delivered(self, began: float, ended: float, samples: int, size_bytes: int) -> None:
+    def came(self, announce: Announce, *, copied: bool) -> None:
+        """A slot came in, as a view or as a copy."""
+        self.bytes += announce.size_bytes
+        self.copies += copied
+        self.remade += announce.remade
+        if announce.stalled_s:
+            self.stalls += 1
+            self.stalled_s += announce.stalled_s
+
+    def delivered(self, began: float, ended: float, samples: int) -> None:
         """A batch was given out; the trainer waited from ``began`` to ``ended``."""
         self.batches += 1
         self.samples += samples
-        self.bytes += size_bytes
         if self.first_at is None:
             self.first_at = ended
         else:
@@ -66,4 +87,8 @@ class Meter:
             failed_batches=self.failed_batches,
             empty_batches=self.empty_batches,
             failed_samples=self.failed_samples,
+            remade=self.remade,
+            stalls=self.stalls,
+            stalled_s=self.stalled_s,
+            reconnects=self.reconnects,
         )

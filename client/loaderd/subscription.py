@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from loaderd.connection import Connection
+from loaderd.place import Place
 from loaderd.views import Arrival, Bytes, Views, release_of
+from loaderd_protocol.codec import encode
 from loaderd_protocol.errors import ERROR_CLASSES, ErrorCode, ProtocolError
 from loaderd_protocol.messages import (
     Announce,
     BatchEmpty,
     BatchFailed,
+    Done,
+    EpochEnded,
     EpochStarted,
     Granted,
     Message,
@@ -28,6 +32,8 @@ class Subscription:
         self.iteration = 0
         self.stream = request.stream
         self.credits = 0
+        #: How much of the last iteration was given out, where that counts: in a queue.
+        self.given = 0
         self._views = Views(connection.lease, connection.open_arena)
         connection.expect(number)
         connection.send(request)
@@ -43,16 +49,48 @@ class Subscription:
         self.credits = message.credits
         return message
 
-    def start(self, epoch: int, batch: int) -> None:
-        """Puts the cursor at a batch; what comes of earlier iterations is given back."""
-        self.iteration += 1
-        self.connection.send(Start(self.number, self.iteration, epoch, batch))
+    def start(self, place: Place, batch: int) -> int:
+        """Puts the cursor at a place, which lies in this batch of the stream; returns the iteration.
 
-    def next(self, what: str) -> Arrival | EpochStarted:
+        What still comes of earlier iterations is given back.
+        """
+        self.iteration += 1
+        self.connection.send(
+            Start(
+                self.number, self.iteration, place.epoch, batch, place.where, place.dealt,
+                place.failed, place.done, self.given, place.state,
+            )
+        )  # fmt: skip
+        self.given = 0
+        return self.iteration
+
+    def done(self, count: int, *, leaves: bool = False) -> None:
+        """Of this iteration, the trainer is done with so much. Safe in a finalizer."""
+        self.given = count
+        said = Done(self.number, self.iteration, count, leaves)
+        self.connection.lease.release(encode(said))
+
+    def gave(self, count: int) -> None:
+        """Of a queue, so much was given out; if the lease ends now, it was done with."""
+        self.connection.lease.done[self.number] = Done(self.number, self.iteration, count)
+
+    def discard(self) -> None:
+        """Gives back what came and was not taken. Safe in a finalizer."""
+        inbox = self.connection.inbox(self.number)
+        for _ in range(len(inbox)):
+            message = inbox.popleft()
+            if isinstance(message, Announce | BatchFailed | BatchEmpty):
+                self.give_back(message)
+            elif isinstance(message, Granted):
+                self.credits = message.credits
+            elif isinstance(message, Refused):
+                inbox.append(message)
+
+    def next(self, what: str) -> Arrival | EpochStarted | EpochEnded:
         """What comes next of the iteration that was started last."""
         while True:
             message = self._receive(what)
-            if isinstance(message, EpochStarted):
+            if isinstance(message, EpochStarted | EpochEnded):
                 if message.iteration == self.iteration:
                     return message
             elif isinstance(message, Announce | BatchFailed | BatchEmpty):

@@ -27,6 +27,7 @@ from loaderd_protocol.messages import (
     Announce,
     BatchEmpty,
     BatchFailed,
+    Done,
     Leave,
     Release,
 )
@@ -65,6 +66,8 @@ class LeaseSocket:
         #: Views that are out, by a number of their own.
         self.out: dict[int, Out] = {}
         self.closed = False
+        #: What was given out of queues, by sub: said once more when the lease ends.
+        self.done: dict[int, Done] = {}
         self._unsent: deque[bytes] = deque()
 
     def release(self, frame: bytes) -> None:
@@ -90,7 +93,9 @@ class LeaseSocket:
     def close(self) -> None:
         """Ends the lease, or leaves that to the last view; all but what views show comes back."""
         kept = [out.announce for out in list(self.out.values())]
-        leave = Leave(tuple(Release(a.sub, a.slot, a.generation) for a in kept))
+        leave = Leave(
+            tuple(Release(a.sub, a.slot, a.generation) for a in kept), tuple(self.done.values())
+        )
         self.release(encode(leave))
         self.closed = True
         self.close_if_unused()

@@ -93,6 +93,10 @@ class StreamEnded(LoaderdError):
     """The stream cannot go on (its dataset could not be built, its order could not be made)."""
 
 
+class StateMismatch(LoaderdError, ValueError):
+    """A state does not fit the stream, or the stream is another one now; the text names each difference."""
+
+
 class ErrorCode(IntEnum):
     """What crosses the wire in ``Refused.code`` and ``Failure.code``. Codes never change meaning."""
 

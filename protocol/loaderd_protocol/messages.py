@@ -113,13 +113,15 @@ class Release:
 class Done:
     """Of what was announced to ``sub`` in ``iteration``, the trainer is done with the first ``count``.
 
-    Only in streams of mode ``queue``, where a batch whose trainer dies before it is done is given to
+    Said in streams of mode ``queue``, where a batch whose trainer dies before it is done is given to
     another. The count only grows, so that it does not matter in which order such messages come in.
+    ``leaves``, in any mode: it takes no more of that iteration.
     """
 
     sub: int
     iteration: int
     count: int
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,7 @@ class Subscribed:
 
     ``batch_size`` is 0 where a batch sampler decides. ``samples`` is ``len(dataset)``. ``positions``:
     how many samples of that epoch are this cursor's. ``order``: what fixes the stream's orders, as a
-    JSON object. ``batches``, ``samples`` and ``positions`` are -1 where nobody knows before the end.
+    JSON object. ``uncuttable``: why batches cannot be cut to another size, "" where they can. ``batches``, ``samples`` and ``positions`` are -1 where nobody knows before the end.
     """
 
     sub: int
@@ -252,6 +254,7 @@ class Subscribed:
     credits: int
     positions: int = -1
     order: str = "{}"
+    uncuttable: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from loaderd_protocol.messages import (
     ArenaAdded,
     Attach,
     Channel,
+    Done,
     Leave,
     Message,
     Ping,
@@ -60,7 +61,7 @@ _BURST = 64
 class LeaseHandler(Protocol):
     """Who is told of leases."""
 
-    def lease_said(self, lease: int, message: Release | Leave) -> None:
+    def lease_said(self, lease: int, message: Release | Leave | Done) -> None:
         """A trainer gave a batch back, or leaves."""
 
     def lease_ended(self, lease: int) -> None:
@@ -223,7 +224,7 @@ class AttachPoint:
         match message:
             case Attach():
                 self._attach(connection, message)
-            case Release() | Leave() if connection.token:
+            case Release() | Leave() | Done() if connection.token:
                 self._handler.lease_said(connection.number, message)
             case Ping() if connection.token:
                 self._send(connection, encode(Pong(message.number)))

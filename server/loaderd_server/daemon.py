@@ -18,7 +18,7 @@ from importlib.metadata import version
 from typing import Any
 
 from loaderd_protocol.address import Address
-from loaderd_protocol.messages import Leave, Release, Start, Subscribe, Unsubscribe
+from loaderd_protocol.messages import Done, Leave, Release, Start, Subscribe, Unsubscribe
 from loaderd_server import systemd
 from loaderd_server.arenas import Arena, ArenaStore
 from loaderd_server.attach import AttachPoint
@@ -158,7 +158,7 @@ class Daemon:
         """See TrainerHandler."""
         self._loop.call_soon(self._attach.end, lease, "takes no more messages")
 
-    def lease_said(self, lease: int, message: Release | Leave) -> None:
+    def lease_said(self, lease: int, message: Release | Leave | Done) -> None:
         """See LeaseHandler."""
         self.happened(TrainerSaid(lease, message))
 

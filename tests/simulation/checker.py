@@ -13,6 +13,7 @@ from loaderd_protocol.messages import (
     Announce,
     BatchEmpty,
     BatchFailed,
+    EpochStarted,
     Granted,
     Leave,
     Refused,
@@ -23,6 +24,7 @@ from loaderd_protocol.messages import (
 from loaderd_server.core.actions import Action, Assign, MakeArena, Tell
 from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.events import LeaseEnded, TrainerSaid
+from loaderd_server.core.lagging import Window
 from loaderd_server.core.slots import SlotState
 from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.tasks import BatchTask
@@ -61,6 +63,8 @@ class Checker:
         self._slots: Counter[str] = Counter()
         self._slot_bytes: dict[str, int] = {}
         self._ended: set[tuple[int, int]] = set()
+        #: Who was put somewhere in this step.
+        self._placed: set[int] = set()
 
     def that(self, holds: bool, *what: object) -> None:
         """Raises Broken unless it holds; puts ``what`` in words only then."""
@@ -77,6 +81,11 @@ class Checker:
 
     def actions(self, actions: list[Action]) -> None:
         """Looks at each action before it is carried out."""
+        self._placed = {
+            action.lease
+            for action in actions
+            if isinstance(action, Tell) and isinstance(action.message, EpochStarted)
+        }
         for action in actions:
             if isinstance(action, Tell):
                 self._told(action)
@@ -92,6 +101,8 @@ class Checker:
             self._out[key] += 1
             credits = self._credits.get(key, 0)
             self.that(self._out[key] <= credits, action, "beyond its credits", credits)
+            if isinstance(message, Announce):
+                self._window_is_kept(action.lease, message)
         elif isinstance(message, (Refused, Unsubscribed)):
             if message.sub == 7:
                 self._ended.add(key)
@@ -180,6 +191,31 @@ class Checker:
         for stream in self._world.streams():
             self._slots_are_accounted_for(stream, books)
             self._credits_are_accounted_for(stream, books)
+            if stream.window is not None:
+                self._patience_is_bounded(stream, stream.window)
+
+    def _patience_is_bounded(self, stream: Stream, window: Window) -> None:
+        """Nobody waits for a laggard for longer than the stream says."""
+        for cursor in stream.cursors:
+            if cursor.stalled_since is not None:
+                waits_s = self._world.now - cursor.stalled_since
+                self.that(waits_s < window.patience_s + 0.1, cursor.lease, "stalls", waits_s)
+
+    def _window_is_kept(self, lease: int, told: Announce) -> None:
+        """Nobody is told of a batch that is farther from the last of the window than its size."""
+        cursor = self._world.core._leases[lease].cursors.get(told.sub)
+        if cursor is None or cursor.epoch is None or cursor.epoch.line is not None:
+            return
+        window = cursor.sequence.stream.window
+        if window is None:
+            return
+        lasts = [
+            c.position
+            for c in cursor.epoch.cursors
+            if c is not cursor and not c.is_behind and c.lease not in self._placed
+        ]
+        within = min(lasts, default=told.batch) + window.size
+        self.that(told.batch < within, told, "though the last is at", lasts, "window", window.size)
 
     def _views_are_unchanged(self) -> None:
         memory = self._world.fleet.memory
@@ -238,7 +274,7 @@ class Checker:
     def end(self) -> None:
         """When all trainers that can have gone: nothing is left behind."""
         for trainer in self._world.trainers:
-            done = trainer.is_gone or trainer.is_stopped
+            done = trainer.is_gone or self._world.can_never_end(trainer)
             self.that(done, f"trainer {trainer.lease} never came to its end")
         for trainer in self._world.trainers:
             trainer.crash()

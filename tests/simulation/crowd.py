@@ -63,7 +63,7 @@ class FakeTrainer:
         self.lease = lease
         self.script = script
         self._settings = world.truth.streams[script.stream]
-        self._is_queue = self._settings.mode is Mode.QUEUE
+        self.is_queue = self._settings.mode is Mode.QUEUE
         self._epoch = script.epoch
         self._dealt = script.dealt
         self._epochs_left = script.epochs
@@ -166,6 +166,11 @@ class FakeTrainer:
             self._read(self._mail.popleft())
         self._work()
 
+    @property
+    def is_stopped_for_ever(self) -> bool:
+        """Nobody will send it SIGCONT."""
+        return self.is_stopped and not math.isfinite(self.script.stop_s)
+
     def views(self) -> list[View]:
         """All it may look at."""
         return [*self._inbox, *self._kept]
@@ -262,7 +267,7 @@ class FakeTrainer:
         while self._inbox:
             self._say(self._inbox.popleft().release)
         count = len(self._taken)
-        done = self._done_ranges() if goes_on and self._is_queue else ()
+        done = self._done_ranges() if goes_on and self.is_queue else ()
         self._taken, self._done = [], 0
         failed = tuple(sorted(self._failed)) if goes_on else ()
         self._say(
@@ -285,7 +290,7 @@ class FakeTrainer:
         check.that(message.epoch == self._epoch, message, "is another epoch than", self._epoch)
         check.that(message.batch == self._next_taken, message, "not at", self._next_taken)
         self._end = self._truth_end(self._reading())
-        told = -1 if self._is_queue else self._end
+        told = -1 if self.is_queue else self._end
         check.that(message.batches == told, message, "but there are", told)
 
     def _given(self, message: Announce | BatchFailed | BatchEmpty) -> None:
@@ -299,7 +304,7 @@ class FakeTrainer:
             return
         check = self._world.check
         check.that(message.epoch == self._epoch, message, "is of another epoch")
-        if not self._is_queue:
+        if not self.is_queue:
             check.that(message.batch == self._next, message, "where this batch is due:", self._next)
         self._next += 1
         contents = None if place is None else self._world.fleet.memory.get(place)
@@ -315,7 +320,7 @@ class FakeTrainer:
             return
         if not self.is_attached:
             return
-        if self._is_queue and self.is_attached and len(self._taken) > self._done:
+        if self.is_queue and self.is_attached and len(self._taken) > self._done:
             self._done = len(self._taken)
             self._say(Done(_SUB, self._iteration, self._done))
         if self._inbox:
@@ -329,7 +334,7 @@ class FakeTrainer:
             self.waits_since = self._world.now
 
     def _is_at_end(self) -> bool:
-        if self._is_queue:
+        if self.is_queue:
             return self._is_over
         return self._end is not None and self._next >= self._end
 
@@ -341,7 +346,7 @@ class FakeTrainer:
         self.delivered += 1
         self._next_taken = view.batch + 1
         self._failed.update(view.failed)
-        if self._is_queue:
+        if self.is_queue:
             self._taken.append(view.batch)
             self._world.queues.took(self, self._reading(), view.batch)
         if len(self._kept) >= self._credits - 1:
@@ -385,7 +390,7 @@ class FakeTrainer:
         self.has_left = True
         self.waits_since = None
         self._inbox.clear()
-        done = (Done(_SUB, self._iteration, len(self._taken)),) if self._is_queue else ()
+        done = (Done(_SUB, self._iteration, len(self._taken)),) if self.is_queue else ()
         self._say(Leave(tuple(view.release for view in self._kept), done))
         self._world.later(self._draws.uniform(0, 1), self._last_view)
 

@@ -309,6 +309,8 @@ class Fleet:
         self._world.later(self._draws.uniform(0, 0.1), self._arena_ready, action)
 
     def _arena_ready(self, action: MakeArena) -> None:
+        if self.is_dead:
+            return
         self._world.check.arena_made(action)
         self._tell_core(ArenaReady(action.arena))
 

@@ -44,9 +44,7 @@ class Reading:
 
     def address(self, batch: int) -> BatchAddress:
         """As workers are told of a batch of it."""
-        return BatchAddress(
-            self.stream, self.seed, self.epoch, batch, self.rank, self.world_size
-        )
+        return BatchAddress(self.stream, self.seed, self.epoch, batch, self.rank, self.world_size)
 
 
 class Truth:

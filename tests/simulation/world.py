@@ -131,9 +131,15 @@ class World:
             self.check.that(self.steps < _MOST_STEPS, "the core runs in circles")
 
     def _all_are_done(self) -> bool:
-        return all(
-            trainer.is_gone or (trainer.is_stopped and trainer.script.stop_s == float("inf"))
-            for trainer in self.trainers
+        return all(trainer.is_gone or self.can_never_end(trainer) for trainer in self.trainers)
+
+    def can_never_end(self, trainer: FakeTrainer) -> bool:
+        """It was stopped for ever, or is at the end of a queue and one that was has a batch of it."""
+        if trainer.is_stopped_for_ever:
+            return True
+        return trainer.is_queue and any(
+            other.is_stopped_for_ever and other.script.stream == trainer.script.stream
+            for other in self.trainers
         )
 
     # --- the core ---------------------------------------------------------------------------

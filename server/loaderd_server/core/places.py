@@ -104,20 +104,24 @@ def fault_of_sharing(asked: Subscribe, stream: Stream) -> str | None:
         return f"seed is {asked.seed}; it must be from 0 to {_MOST_SEED}"
     if not 0 <= asked.batch_size <= _MOST_BATCH_SIZE:
         return f"batch_size is {asked.batch_size}; it must be from 1 to {_MOST_BATCH_SIZE}"
-    drop_last = settings.drop_last if asked.drop_last < 0 else bool(asked.drop_last)
-    if asked.batch_size in (0, settings.batch_size) and drop_last == settings.drop_last:
+    drops = cut_of(stream, asked).drop_last != settings.drop_last
+    if mode is Mode.QUEUE and drops:
+        return (
+            f"drop_last is {bool(asked.drop_last)}, but a queue's trainers share one: the stream's"
+        )
+    why = why_uncuttable(stream)
+    if not why or asked.batch_size in (0, settings.batch_size):
         return None
-    why = _why_uncuttable(stream)
-    return why and (
-        f"stream {stream.name!r} cannot be cut to batch_size {asked.batch_size or settings.batch_size}, "
-        f"drop_last {drop_last}: {why}. Leave batch_size and drop_last out, or define a stream of that "
-        f"batch size"
+    return (
+        f"stream {stream.name!r} cannot be cut to batch_size {asked.batch_size}: {why}. Leave "
+        f"batch_size out, or define a stream of that batch size"
     )
 
 
-def _why_uncuttable(stream: Stream) -> str | None:
+def why_uncuttable(stream: Stream) -> str:
+    """Why trainers cannot cut the stream's batches to another size; "" where they can."""
     if stream.settings.mode is Mode.QUEUE:
         return "a queue hands out whole batches"
     if stream.settings.batch_size is None:
         return "its sampler makes the batches"
-    return stream.settings.uncuttable or stream.uncuttable or None
+    return stream.settings.uncuttable or stream.uncuttable

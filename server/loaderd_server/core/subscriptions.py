@@ -32,6 +32,7 @@ from loaderd_server.core.places import (
     order_text,
     sequence_of,
     wanted_credits,
+    why_uncuttable,
 )
 from loaderd_server.core.sequences import Cursor, CursorState
 from loaderd_server.core.settings import Mode
@@ -110,6 +111,10 @@ class Subscriptions:
         cursor = lease.cursors.get(said.sub)
         if cursor is None or said.count < 0:
             self._complain(lease, f"is done with {said}, which it was not given")
+        elif cursor.start is not None and cursor.start.iteration == said.iteration:
+            cursor.start = None if said.leaves else cursor.start
+        elif said.iteration == cursor.iteration and said.leaves:
+            self._delivery.leave(cursor, done=said.count)
         elif said.iteration == cursor.iteration:
             self._delivery.done(cursor, said.count)
 
@@ -221,6 +226,7 @@ class Subscriptions:
             cursor.grant,
             view.length,
             order_text(cursor.sequence),
+            why_uncuttable(stream),
         )
         self._turn.do(Tell(cursor.lease, message))
         if cursor.start is not None:
@@ -245,10 +251,10 @@ class Subscriptions:
         order = stream.orders.ready[(sequence.seed, epoch)]
         return RankOrder(order, stream.cutting, sequence.rank, sequence.world_size, dealt)
 
-    def _begin_all(self, stream: Stream) -> None:
+    def _begin_all(self, stream: Stream, but: Cursor | None = None) -> None:
         """The gate is open: carries out every Start that waits for it."""
         for cursor in tuple(stream.cursors):
-            if cursor.state is CursorState.RUNNING:
+            if cursor.state is CursorState.RUNNING and cursor is not but:
                 self._begin(cursor)
 
     def _begin(self, cursor: Cursor) -> None:
@@ -258,7 +264,7 @@ class Subscriptions:
             return
         self._delivery.leave(cursor, done=asked.count)
         cursor.state = CursorState.RUNNING
-        if not self._is_let_in(stream):
+        if not self._is_let_in(stream, cursor):
             return
         cursor.start = asked = found(cursor, asked)
         cursor.asked_epoch = asked.epoch
@@ -273,7 +279,7 @@ class Subscriptions:
         self._orders.ask(stream, cursor.sequence.seed, asked.epoch + 1, hurry=False)
         stream.prune()
 
-    def _is_let_in(self, stream: Stream) -> bool:
+    def _is_let_in(self, stream: Stream, cursor: Cursor) -> bool:
         """Whether the trainers that are awaited are there."""
         gate = stream.gate
         if gate.is_open:
@@ -281,7 +287,7 @@ class Subscriptions:
         if gate.arrived(
             sum(c.state is CursorState.RUNNING for c in stream.cursors), self._turn.now
         ):
-            self._begin_all(stream)
+            self._begin_all(stream, but=cursor)
             return True
         self._turn.wake_at(gate.deadline)
         return False

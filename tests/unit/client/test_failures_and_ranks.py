@@ -105,9 +105,9 @@ def test_ranks_are_torch_distributeds_where_that_is_initialised(
 def test_waiting_is_measured_between_first_and_last_batch() -> None:
     meter = Meter()
     assert meter.read().wait_share == 0
-    meter.delivered(0.0, 5.0, 4, 100)
-    meter.delivered(6.0, 7.0, 4, 100)
-    meter.delivered(8.0, 9.0, 2, 50)
+    meter.delivered(0.0, 5.0, 4)
+    meter.delivered(6.0, 7.0, 4)
+    meter.delivered(8.0, 9.0, 2)
     stats = meter.read()
-    assert (stats.batches, stats.samples, stats.bytes) == (3, 10, 250)
+    assert (stats.batches, stats.samples) == (3, 10)
     assert (stats.wait_s, stats.wait_share, stats.mean_batch_s) == (2.0, 0.5, 2.0)

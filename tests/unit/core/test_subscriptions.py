@@ -51,7 +51,7 @@ def test_subscribed_tells_the_shape_of_the_stream() -> None:
     bench.trainer(1, start=None)
     (told,) = bench.messages(1, Subscribed)
     order = '{"mode": "broadcast", "seed": 0, "samples": 12}'
-    assert told == Subscribed(0, "broadcast", 12, 3, 4, True, 4, 12, order)
+    assert told == Subscribed(0, "broadcast", 12, 3, 4, True, 4, 12, order, "")
 
 
 def test_a_start_that_comes_with_the_subscribe_is_carried_out_after_it() -> None:

@@ -16,6 +16,7 @@ from loaderd_protocol.messages import (
     PROTOCOL_VERSION,
     Attach,
     Channel,
+    Done,
     Leave,
     Release,
     Sender,
@@ -31,7 +32,7 @@ class Handler:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def lease_said(self, lease: int, message: Release | Leave) -> None:
+    def lease_said(self, lease: int, message: Release | Leave | Done) -> None:
         self.told.append(message)
 
     def lease_ended(self, lease: int) -> None:
