@@ -27,7 +27,9 @@ from loaderd_server.core.tasks import (
     BatchDone,
     BatchTask,
     BatchTooLarge,
+    IterateTask,
     MeasureDone,
+    MeasureIterateTask,
     MeasureTask,
     OrderTask,
     ProbeDone,
@@ -231,6 +233,7 @@ class Fleet:
 
     def _come_to(self, worker: FakeWorker, task: Task) -> tuple[Result | None, int | None, bool]:
         """What a task leads to: (answer, None), or (None, row) with whether it hangs there."""
+        assert not isinstance(task, (IterateTask, MeasureIterateTask)), task
         if isinstance(task, OrderTask):
             done = self._world.truth.order_done(task.task, task.stream, task.seed, task.epoch)
             return done, None, False

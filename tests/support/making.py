@@ -16,6 +16,8 @@ from loaderd_server.core.tasks import (
     BatchAddress,
     BatchDone,
     BatchTask,
+    IterateTask,
+    IteratorOver,
     OrderDone,
     OrderTask,
     Place,
@@ -66,6 +68,33 @@ class Bench:
         counts = None if occurrences is None else np.array(occurrences, dtype=np.int64)
         places = (Place(0, 0, len(self.slot)),) if kind is BatchTask else ()
         return self.maker.do(kind(1, "d", address, rows, counts, *places))
+
+    def iterate(
+        self,
+        unit: int,
+        *,
+        shard: int = 0,
+        shards: int = 1,
+        rows: int = 4,
+        drop_last: bool = False,
+        epoch: int = 0,
+        seed: int = 0,
+        state: bytes = b"",
+        state_unit: int = 0,
+    ) -> Result:
+        """The result of asking for a unit of an iterable dataset."""
+        address = BatchAddress("train", seed, epoch, unit * shards + shard, 0, 1)
+        place = Place(0, 0, len(self.slot))
+        shard_of = (shard, shards, unit, rows, drop_last)
+        return self.maker.do(IterateTask(1, "d", address, *shard_of, place, state, state_unit))
+
+    def unit(self, unit: int, **task: Any) -> Any:
+        """The unit as a trainer sees it; None where the shard is over."""
+        result = self.iterate(unit, **task)
+        if isinstance(result, IteratorOver):
+            return None
+        assert isinstance(result, BatchDone), result
+        return read(self.slot.copy(), result)
 
     def order(self, seed: int, epoch: int) -> list[int]:
         """The order of an epoch."""

@@ -17,13 +17,14 @@ def failure_of(error: BaseException, index: int, where: str) -> Failure:
         ErrorCode.SAMPLE,
         index,
         f"{kind.__module__}:{kind.__qualname__}",
-        _text(error)[:_TEXT_LIMIT],
+        text_of(error)[:_TEXT_LIMIT],
         _traceback(error)[-_TRACEBACK_LIMIT:],
         where,
     )
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """``str(error)``, whatever the exception's class does."""
     try:
         return str(error)
     except BaseException as second:  # noqa: BLE001 - a user's __str__ may raise anything

@@ -83,7 +83,7 @@ class Fetcher:
                     self._load(task.address, index, occurrence) if loaded is None else loaded[row]
                 )
                 between = time.perf_counter()
-                sample = self._transform(task.address, index, occurrence, sample)
+                sample = self.transform(task.address, index, occurrence, sample)
                 fetched.load_s += between - began
                 fetched.transform_s += time.perf_counter() - between
             except BaseException as error:  # noqa: BLE001 - user code; SystemExit must not end us
@@ -115,12 +115,8 @@ class Fetcher:
         fetched.load_s = time.perf_counter() - began
         return batch, fetched
 
-    def _load(self, address: BatchAddress, index: int, occurrence: int) -> Any:
-        if self._seeds_load:
-            self._keys.seed_sample(b"load", address, index, occurrence)
-        return self._dataset[index]
-
-    def _transform(self, address: BatchAddress, index: int, occurrence: int, sample: Any) -> Any:
+    def transform(self, address: BatchAddress, index: int, occurrence: int, sample: Any) -> Any:
+        """A loaded sample after all transforms, under its own keys."""
         if not self._transforms:
             return sample
         if self._seeds_transform:
@@ -129,6 +125,11 @@ class Fetcher:
         for transform in self._transforms:
             sample = transform(sample, rng)
         return sample
+
+    def _load(self, address: BatchAddress, index: int, occurrence: int) -> Any:
+        if self._seeds_load:
+            self._keys.seed_sample(b"load", address, index, occurrence)
+        return self._dataset[index]
 
     def _load_batched(
         self, address: BatchAddress, indices: list[int], policy: ErrorPolicy, fetched: Fetched

@@ -46,6 +46,18 @@ class Keys:
         """Seeds the global generators for a batch; ``stage``: b"load" or b"collate"."""
         _seed_globals(*self._batch(stage, address))
 
+    def seed_iterator(self, address: BatchAddress, shard: int) -> None:
+        """Seeds the global generators for the making of a shard's iterator."""
+        _seed_globals(*self._iterator(b"iter", address, shard, 0))
+
+    def seed_unit(self, address: BatchAddress, shard: int, unit: int) -> None:
+        """Seeds the global generators for the drawing of a shard's unit."""
+        _seed_globals(*self._iterator(b"unit", address, shard, unit))
+
+    def iterator_seed(self, address: BatchAddress, shard: int) -> int:
+        """What a shard's iterator finds as ``get_worker_info().seed``."""
+        return self._iterator(b"info", address, shard, 0)[0] >> 1
+
     def seed_order(self, task: OrderTask) -> None:
         """Seeds the global generators for an epoch's order: a user's sampler may draw from them."""
         _seed_globals(*self._words(b"order", _ORDER.pack(_signed(task.seed), task.epoch)))
@@ -65,6 +77,12 @@ class Keys:
     def _batch(self, stage: bytes, address: BatchAddress) -> tuple[int, int, int, int]:
         numbers = (address.epoch, address.batch, address.rank, address.world_size)
         return self._words(b"batch" + stage, _BATCH.pack(_signed(address.seed), *numbers))
+
+    def _iterator(
+        self, stage: bytes, address: BatchAddress, shard: int, unit: int
+    ) -> tuple[int, int, int, int]:
+        seed = _signed(address.seed)
+        return self._words(stage, _SAMPLE.pack(seed, address.epoch, shard, unit))
 
     def _words(self, stage: bytes, coordinates: bytes) -> tuple[int, int, int, int]:
         digest = self._prefix.copy()

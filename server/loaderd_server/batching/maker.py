@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from loaderd_protocol.layout import Node
 from loaderd_server.batching.collate import DefaultCollate
 from loaderd_server.batching.faults import failure_of
 from loaderd_server.batching.fetch import (
@@ -21,16 +20,28 @@ from loaderd_server.batching.fetch import (
     SampleTask,
 )
 from loaderd_server.batching.imports import load
+from loaderd_server.batching.iterables import is_iterable, refuse_what_needs_indices
+from loaderd_server.batching.iterate import Iterators, StderrNotes, UnitMaker
 from loaderd_server.batching.keys import Keys
 from loaderd_server.batching.order import draw
-from loaderd_server.batching.placing import Bytes, Placement, TooLarge, size_of, write
+from loaderd_server.batching.placing import (
+    Bytes,
+    Placement,
+    Planned,
+    TooLarge,
+    size_of,
+    write,
+)
 from loaderd_server.batching.tree import plan_tree
 from loaderd_server.core.settings import ErrorPolicy
 from loaderd_server.core.tasks import (
+    BatchAddress,
     BatchDone,
     BatchTask,
     BatchTooLarge,
+    IterateTask,
     MeasureDone,
+    MeasureIterateTask,
     MeasureTask,
     OrderTask,
     Place,
@@ -60,13 +71,18 @@ class StreamMaker:
         self._progress = progress
         transforms = [_build(target) for target in plan.transforms]
         self._fetcher = Fetcher(dataset, transforms, keys, where, progress)
-        self._makes_whole = hasattr(dataset, "batch_load")
+        self.is_iterable = is_iterable(dataset)
+        if self.is_iterable:
+            refuse_what_needs_indices(plan)
+        self._makes_whole = hasattr(dataset, "batch_load") and not self.is_iterable
         if self._makes_whole and transforms:
             raise ValueError(
                 f"stream {plan.name} has transforms, but its dataset makes whole batches "
                 f"(batch_load): transform there, or give the dataset __getitem__ instead"
             )
         self._collate = self._user_collate()
+        iterators = Iterators(dataset, keys, where, progress, StderrNotes(plan.name, where))
+        self._units = UnitMaker(iterators, self._fetcher.transform, self._lay_out, where, progress)
 
     def batch(self, task: BatchTask, place: Callable[[Place], Bytes]) -> Result:
         """Makes a batch in its place."""
@@ -75,10 +91,10 @@ class StreamMaker:
             planned = self._plan(task, policy)
             if isinstance(planned, TaskFailed):
                 return planned
-            fetched, root, placement, began = planned
-            if root is None:
+            fetched, made, began = planned
+            if made is None:
                 return BatchDone(task.task, 0, 0, b"", 0, 0, tuple(fetched.failures))
-            written = write(root, placement, place(task.place))
+            written = write(made.root, made.placement, place(task.place))
         except TooLarge as large:
             return BatchTooLarge(task.task, large.needed_bytes)
         except BaseException as error:  # noqa: BLE001 - a user's collate; it must not end us
@@ -97,8 +113,16 @@ class StreamMaker:
             return MeasureDone(task.task, 0)
         if isinstance(planned, TaskFailed) or planned[1] is None:
             return MeasureDone(task.task, 0)
-        size = size_of(planned[2])
-        return MeasureDone(task.task, max(1, int(size * _HEADROOM) if planned[2].values else size))
+        return _measured(task.task, planned[1])
+
+    def iterate(self, task: IterateTask, place: Callable[[Place], Bytes]) -> Result:
+        """Makes a batch of an iterable dataset in its place."""
+        return self._units.make(task, place)
+
+    def measure_first(self, task: MeasureIterateTask) -> Result:
+        """Learns how large a slot must be for an iterable dataset's batches."""
+        made = self._units.first(task)
+        return MeasureDone(task.task, 0) if made is None else _measured(task.task, made)
 
     def probe(self, task: ProbeTask) -> Result:
         """Loads and transforms, and throws away."""
@@ -113,7 +137,7 @@ class StreamMaker:
 
     def _plan(
         self, task: BatchTask | MeasureTask, policy: ErrorPolicy
-    ) -> TaskFailed | tuple[Fetched, Node | None, Placement, float]:
+    ) -> TaskFailed | tuple[Fetched, Planned | None, float]:
         try:
             batch, fetched = self._fetch(task, policy)
         except BatchedFault as fault:
@@ -122,16 +146,20 @@ class StreamMaker:
         if fetched.failures and policy is not ErrorPolicy.SKIP:
             return TaskFailed(task.task, tuple(fetched.failures))
         began = time.perf_counter()
-        placement = Placement()
         if not fetched.rows:
-            return fetched, None, placement, began
+            return fetched, None, began
         if self._makes_whole:
-            return fetched, plan_tree(batch, placement), placement, began
-        if self._collate is not None:
-            self._keys.seed_batch(b"collate", task.address)
-            return fetched, plan_tree(self._collate(batch), placement), placement, began
+            placement = Placement()
+            return fetched, Planned(plan_tree(batch, placement), placement), began
         indices = task.indices[fetched.rows].tolist()
-        return fetched, DefaultCollate(placement, indices).plan(batch), placement, began
+        return fetched, self._lay_out(batch, task.address, indices), began
+
+    def _lay_out(self, samples: list[Any], address: BatchAddress, indices: list[int]) -> Planned:
+        placement = Placement()
+        if self._collate is None:
+            return Planned(DefaultCollate(placement, indices).plan(samples), placement)
+        self._keys.seed_batch(b"collate", address)
+        return Planned(plan_tree(self._collate(samples), placement), placement)
 
     def _fetch(self, task: SampleTask, policy: ErrorPolicy) -> tuple[Any, Fetched]:
         if self._makes_whole:
@@ -180,9 +208,17 @@ class Maker:
             stream = self._stream(task.address.stream)
         except BaseException as error:  # noqa: BLE001 - a user's sampler, transform or collate
             return TaskFailed(task.task, (RowFailure(-1, failure_of(error, -1, self.where)),))
-        if isinstance(task, BatchTask):
-            return stream.batch(task, self.place)
-        return stream.measure(task) if isinstance(task, MeasureTask) else stream.probe(task)
+        match task:
+            case BatchTask():
+                return stream.batch(task, self.place)
+            case MeasureTask():
+                return stream.measure(task)
+            case ProbeTask():
+                return stream.probe(task)
+            case IterateTask():
+                return stream.iterate(task, self.place)
+            case MeasureIterateTask():
+                return stream.measure_first(task)
 
     def _stream(self, name: str) -> StreamMaker:
         found = self._streams.get(name)
@@ -195,6 +231,11 @@ class Maker:
 
     def _stream_plan(self, name: str) -> StreamPlan:
         return next(stream for stream in self.plan.streams if stream.name == name)
+
+
+def _measured(task: int, made: Planned) -> MeasureDone:
+    size = size_of(made.placement)
+    return MeasureDone(task, max(1, int(size * _HEADROOM) if made.placement.values else size))
 
 
 def _build(target: Target) -> Callable[[Any, Any], Any]:

@@ -108,6 +108,14 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """A batch that can be written, to one slot or to another."""
+
+    root: Node
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """A batch in its slot."""
 

@@ -35,11 +35,13 @@ class TrainerSaid:
 class DatasetReady:
     """A zygote has built its dataset; workers can be forked from it.
 
-    ``length`` is None for a dataset without ``__len__``.
+    ``length`` is None for a dataset without ``__len__``. ``is_iterable``: its samples come by
+    iteration (IterateTask), never by index.
     """
 
     dataset: str
     length: int | None
+    is_iterable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,42 @@ class ProbeTask:
     occurrences: Indices | None
 
 
-Task = OrderTask | MeasureTask | BatchTask | ProbeTask
+@dataclass(frozen=True, slots=True)
+class IterateTask:
+    """Make the ``unit``-th batch, from 0, of a shard of an iterable dataset, of up to ``rows`` samples.
+
+    ``address.batch`` is the batch's own number, unit * shards + shard. ``state`` (b"": none) is the
+    dataset's as it was right before unit ``state_unit`` of this shard and epoch.
+    """
+
+    task: int
+    dataset: str
+    address: BatchAddress
+    shard: int
+    shards: int
+    unit: int
+    rows: int
+    #: A last unit of fewer than ``rows`` samples is none.
+    drop_last: bool
+    place: Place
+    state: bytes
+    state_unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureIterateTask:
+    """Make a shard's first batch on the heap to learn how large it is; it is not lost by that."""
+
+    task: int
+    dataset: str
+    address: BatchAddress
+    shard: int
+    shards: int
+    rows: int
+    drop_last: bool
+
+
+Task = OrderTask | MeasureTask | BatchTask | ProbeTask | IterateTask | MeasureIterateTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +155,7 @@ class BatchDone:
 
     ``skipped``: rows of the task left out (only for streams with ``on_error: skip``).
     ``load_s``, ``transform_s``, ``collate_s``: where the time went.
+    ``state``: an iterable dataset's own, right after this batch; b"" where it has none.
     """
 
     task: int
@@ -132,6 +168,15 @@ class BatchDone:
     load_s: float = 0.0
     transform_s: float = 0.0
     collate_s: float = 0.0
+    state: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class IteratorOver:
+    """The shard has no such unit: its iterator ended after ``units``. Nothing is written."""
+
+    task: int
+    units: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,4 +205,4 @@ class TaskFailed:
     failures: tuple[RowFailure, ...]
 
 
-Result = OrderDone | MeasureDone | BatchDone | BatchTooLarge | ProbeDone | TaskFailed
+Result = OrderDone | MeasureDone | BatchDone | BatchTooLarge | ProbeDone | TaskFailed | IteratorOver

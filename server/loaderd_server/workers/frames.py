@@ -23,7 +23,10 @@ from loaderd_server.core.tasks import (
     BatchTask,
     BatchTooLarge,
     Indices,
+    IterateTask,
+    IteratorOver,
     MeasureDone,
+    MeasureIterateTask,
     MeasureTask,
     OrderTask,
     Place,
@@ -96,6 +99,8 @@ def task_fields(task: Task) -> Fields:
     """A task as the fields of a TASK frame."""
     if isinstance(task, OrderTask):
         return ["order", *astuple(task)]
+    if isinstance(task, IterateTask | MeasureIterateTask):
+        return [type(task).__name__, *to_array(task)]
     rows = [task.indices.tobytes(), _array_bytes(task.occurrences)]
     head = [task.task, task.dataset, to_array(task.address), *rows]
     match task:
@@ -112,6 +117,8 @@ def read_task(fields: Fields) -> Task:
     kind, *rest = fields
     if kind == "order":
         return OrderTask(*rest)
+    if kind in _ITERATING:
+        return from_array(_ITERATING[kind], rest)
     task, dataset, address, indices, occurrences, *place = rest
     where = from_array(BatchAddress, address)
     rows = np.frombuffer(indices, dtype=np.int64)
@@ -122,10 +129,13 @@ def read_task(fields: Fields) -> Task:
     return chosen(task, dataset, where, rows, counts)
 
 
+_ITERATING: dict[str, type[IterateTask | MeasureIterateTask]] = {
+    task.__name__: task for task in (IterateTask, MeasureIterateTask)
+}
 #: Results that fit a frame; OrderDone's arrays travel as a descriptor (Kind.ORDER).
 _RESULTS: dict[str, type[Result]] = {
     result.__name__: result
-    for result in (MeasureDone, BatchDone, BatchTooLarge, ProbeDone, TaskFailed)
+    for result in (MeasureDone, BatchDone, BatchTooLarge, ProbeDone, TaskFailed, IteratorOver)
 }
 
 

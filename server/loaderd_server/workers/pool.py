@@ -171,7 +171,7 @@ class WorkerPool:
     def _on_zygote(self, dataset: str, kind: Kind, fields: Fields) -> None:
         match kind:
             case Kind.BUILT:
-                self._on_event(DatasetReady(dataset, fields[0]))
+                self._on_event(DatasetReady(dataset, fields[0], fields[2]))
             case Kind.FORKED:
                 self._forked(*fields)
             case Kind.ENDED:

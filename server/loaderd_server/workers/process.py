@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from loaderd_protocol import arena
+from loaderd_server.batching import iterables
 from loaderd_server.batching.imports import load
 from loaderd_server.batching.maker import Maker
 from loaderd_server.batching.placing import Bytes
@@ -107,4 +108,4 @@ def build_dataset(plan: DatasetPlan) -> Any:
 
     torch.set_num_threads(1)
     sys.path[:0] = plan.python_path
-    return load(plan.dataset.target)(**plan.dataset.args)
+    return iterables.build(load(plan.dataset.target), plan.dataset.args)

@@ -17,6 +17,7 @@ from typing import Any
 
 from loaderd_protocol.errors import Failure
 from loaderd_server.batching.faults import failure_of
+from loaderd_server.batching.iterables import is_iterable, length_of
 from loaderd_server.workers import process_setup
 from loaderd_server.workers.frames import Fields, Kind, failure_fields, pack
 from loaderd_server.workers.line import BlockingLine
@@ -40,14 +41,14 @@ class Zygote:
         """Builds the dataset and tells the daemon how it went."""
         try:
             self._dataset = build_dataset(self._plan)
-            length = len(self._dataset) if hasattr(type(self._dataset), "__len__") else None
+            length = length_of(self._dataset)
         except BaseException as error:  # noqa: BLE001 - user code: SystemExit too is news
             self._line.send(pack(Kind.NOT_BUILT, failure_fields(self._not_built(error))))
             return False
         gc.collect()
         gc.freeze()
         threads = len(os.listdir("/proc/self/task"))
-        self._line.send(pack(Kind.BUILT, length, threads))
+        self._line.send(pack(Kind.BUILT, length, threads, is_iterable(self._dataset)))
         return True
 
     def serve(self) -> None:

@@ -17,7 +17,10 @@ from loaderd_server.core.tasks import (
     BatchDone,
     BatchTask,
     BatchTooLarge,
+    IterateTask,
+    IteratorOver,
     MeasureDone,
+    MeasureIterateTask,
     MeasureTask,
     OrderTask,
     Place,
@@ -56,11 +59,15 @@ TASKS = [
     BatchTask(3, "d", ADDRESS, ROWS, ROWS, Place(0, 4096, 8192)),
     BatchTask(3, "d", ADDRESS, ROWS[:0], None, Place(0, 4096, 8192)),
     ProbeTask(4, "d", ADDRESS, ROWS, ROWS),
+    IterateTask(5, "d", ADDRESS, 1, 3, 2**40, 64, True, Place(0, 4096, 8192), b"\x00s", 7),
+    MeasureIterateTask(6, "d", ADDRESS, 0, 3, 64, False),
 ]
 RESULTS = [
     MeasureDone(1, 5),
     BatchDone(2, 3, 100, b"layout", 64, 10, (FAILURE,), 0.5, 0.25, 0.0),
     BatchTooLarge(3, 1 << 40),
+    BatchDone(2, 3, 100, b"layout", 64, 10, state=b"\x00state"),
+    IteratorOver(4, 3),
     ProbeDone(4),
     TaskFailed(5, (FAILURE, FAILURE)),
 ]
