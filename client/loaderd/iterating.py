@@ -22,6 +22,7 @@ from loaderd_protocol.messages import (
     EpochEnded,
     EpochStarted,
     FailedSample,
+    ShardState,
 )
 
 if TYPE_CHECKING:
@@ -74,12 +75,15 @@ class EpochIterator(Iterator[Any]):
         made = self._loader.described.batch_size
         if self._is_queue:
             return 0
-        return place.samples // made if made else place.batches
+        if not made or self._loader.described.shards:
+            return place.batches
+        return place.samples // made
 
     def _is_within_batch(self, place: Place) -> bool:
         made = self._loader.described.batch_size
         size = self._loader.cut_size or made
-        return bool(made) and not self._is_queue and place.samples % size != 0
+        counts_samples = made and not self._is_queue and not self._loader.described.shards
+        return bool(counts_samples) and place.samples % size != 0
 
     def _receive(self) -> Arrival | EpochStarted | EpochEnded | None:
         """What comes next; None where another daemon had to be found first."""
@@ -106,7 +110,7 @@ class EpochIterator(Iterator[Any]):
                 samples = -(-samples // size) * size
             progress.found(told.epoch, samples, samples // size if size else told.batch)
             self._loader.joined(told.epoch)
-        if self._is_queue or not made:
+        if self._is_queue or described.shards or not made:
             self._loader.epoch_has(described.batches if self._is_queue else told.batches)
             return
         if size or (progress.samples % made and progress.samples < told.positions):
@@ -176,7 +180,8 @@ class EpochIterator(Iterator[Any]):
 
         Raises: the exception of a batch that failed.
         """
-        if not self._is_queue and arrival.batch != self._expected:
+        is_next = arrival.batch == self._expected
+        if not is_next and not self._is_queue and not self._loader.described.shards:
             raise ProtocolError(f"batch {arrival.batch} came, not {self._expected}")
         self._expected = arrival.batch + 1
         if isinstance(arrival, Announce):
@@ -215,10 +220,20 @@ class EpochIterator(Iterator[Any]):
         progress, made = self._progress, self._loader.described.batch_size
         progress.batches += 1
         progress.samples = progress.batches * made if made else progress.samples + rows
+        if self._loader.described.shards:
+            self._note_shard(arrival)
         if self._is_queue:
             progress.given += 1
             progress.was_given(arrival.batch)
             self._subscription.gave(progress.given)
+
+    def _note_shard(self, arrival: Arrival) -> None:
+        """An iterable dataset's batches are numbered over its shards, and each tells its state."""
+        progress, shards = self._progress, self._loader.described.shards
+        progress.batches = arrival.batch + 1
+        if isinstance(arrival, Announce) and arrival.state:
+            shard, unit = arrival.batch % shards, arrival.batch // shards + 1
+            progress.states[shard] = ShardState(shard, unit, arrival.state)
 
     def _fail(self, arrival: BatchFailed) -> None:
         self._loader.meter.failed_batches += 1

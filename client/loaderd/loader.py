@@ -38,6 +38,13 @@ _MOST_FAILURES = 1000
 _LOOK_S = 0.02
 
 
+_ITERABLE = (
+    "stream %r is of an iterable dataset: batches are made once and kept for its window alone. No other "
+    "batch size, no joining at an earlier batch while others read; trainers wait for each other "
+    "(window, patience_s); resuming is by the dataset's own state_dict, or by skipping"
+)
+
+
 def connect(
     stream: str,
     *,
@@ -125,6 +132,8 @@ class Loader:
         self._attach()
         mode, size = self.described.mode, request.batch_size or self.described.batch_size
         self._next = first_place(options.start, mode, size)
+        if self.described.shards:
+            log.warning(_ITERABLE, request.stream)
         forking.register(self)
 
     def _attach(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from loaderd_protocol.messages import Dealt, FailedSample, Where
+from loaderd_protocol.messages import Dealt, FailedSample, ShardState, Where
 
 Begin = Literal["begin", "live"] | tuple[int, int]
 
@@ -28,8 +28,8 @@ class Place:
     failed: tuple[int, ...] = ()
     #: Batches of a queue that this trainer was given, as pairs (first, last + 1).
     done: tuple[int, ...] = ()
-    #: An iterable dataset's own state.
-    state: bytes = b""
+    #: An iterable dataset's own, of each shard.
+    states: tuple[ShardState, ...] = ()
 
 
 def first_place(start: Begin | None, mode: str, batch_size: int) -> Place:
@@ -92,7 +92,7 @@ class Progress:
 
     __slots__ = (
         "_done", "_failed", "_origin", "batches", "epoch", "given", "is_finished", "iteration",
-        "samples", "state",
+        "samples", "states",
     )  # fmt: skip
 
     def __init__(self, place: Place) -> None:
@@ -100,7 +100,7 @@ class Progress:
         self.epoch = place.epoch
         self.samples = place.samples
         self.batches = place.batches
-        self.state = place.state
+        self.states = {known.shard: known for known in place.states}
         self._failed = list(place.failed)
         self._done = Ranges(place.done)
         self.is_finished = False
@@ -133,5 +133,5 @@ class Progress:
         origin = self._origin
         return Place(
             self.epoch, self.samples, self.batches, origin.where, origin.dealt,
-            tuple(self._failed), self._done.bounds(), self.state,
+            tuple(self._failed), self._done.bounds(), tuple(self.states.values()),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from loaderd.place import Place
 from loaderd_protocol.errors import StateMismatch
-from loaderd_protocol.messages import Dealt
+from loaderd_protocol.messages import Dealt, ShardState
 
 STATE_VERSION = 1
 State = Mapping[str, Any]
@@ -34,8 +34,11 @@ def write_state(place: Place, stream: Stream) -> dict[str, Any]:
         state["failed"] = list(place.failed)
     if place.done:
         state["done"] = list(place.done)
-    if place.state:
-        state["dataset_state"] = base64.b64encode(place.state).decode("ascii")
+    if place.states:
+        state["shards"] = [
+            [known.shard, known.unit, base64.b64encode(known.state).decode("ascii")]
+            for known in place.states
+        ]
     return state
 
 
@@ -117,7 +120,10 @@ def _place(state: State) -> Place:
             dealt=tuple(Dealt(int(w), tuple(map(int, c))) for w, c in state.get("dealt", ())),
             failed=tuple(map(int, state.get("failed", ()))),
             done=tuple(map(int, state.get("done", ()))),
-            state=base64.b64decode(state.get("dataset_state", "")),
+            states=tuple(
+                ShardState(int(shard), int(unit), base64.b64decode(text))
+                for shard, unit, text in state.get("shards", ())
+            ),
         )
     except (TypeError, ValueError) as error:
         raise StateMismatch(f"the state cannot be read ({error}): {dict(state)}") from None

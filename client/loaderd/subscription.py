@@ -58,7 +58,7 @@ class Subscription:
         self.connection.send(
             Start(
                 self.number, self.iteration, place.epoch, batch, place.where, place.dealt,
-                place.failed, place.done, self.given, place.state,
+                place.failed, place.done, self.given, place.states,
             )
         )  # fmt: skip
         self.given = 0

@@ -147,6 +147,15 @@ class Dealt:
     counts: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """The state of one shard of an iterable dataset right before its batch number ``unit``."""
+
+    shard: int
+    unit: int
+    state: bytes
+
+
 # --- over ZeroMQ, from a trainer ------------------------------------------------------------
 
 
@@ -197,7 +206,7 @@ class Start:
     world sizes; the rest is dealt anew, and ``batch`` counts in that rest. ``failed``: positions that
     were decided as failed when the trainer was given its batches. For a queue, ``done`` are batches
     not to be given again, as pairs (first, last + 1), and ``count`` is the former iteration's Done.
-    ``state``: of an iterable dataset, as Announce had it.
+    ``states``: of an iterable dataset's shards, as Announce had them.
     """
 
     sub: int
@@ -209,7 +218,7 @@ class Start:
     failed: tuple[int, ...] = ()
     done: tuple[int, ...] = ()
     count: int = 0
-    state: bytes = b""
+    states: tuple[ShardState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +251,7 @@ class Subscribed:
 
     ``batch_size`` is 0 where a batch sampler decides. ``samples`` is ``len(dataset)``. ``positions``:
     how many samples of that epoch are this cursor's. ``order``: what fixes the stream's orders, as a
-    JSON object. ``uncuttable``: why batches cannot be cut to another size, "" where they can. ``batches``, ``samples`` and ``positions`` are -1 where nobody knows before the end.
+    JSON object. ``uncuttable``: why batches cannot be cut to another size, "" where they can. ``shards``: of an iterable dataset, else 0. ``batches``, ``samples`` and ``positions`` are -1 where nobody knows before the end.
     """
 
     sub: int
@@ -255,6 +264,7 @@ class Subscribed:
     positions: int = -1
     order: str = "{}"
     uncuttable: str = ""
+    shards: int = 0
 
 
 @dataclass(frozen=True, slots=True)

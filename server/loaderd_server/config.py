@@ -105,6 +105,7 @@ class StreamConfig(Model):
     window: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = "auto"
     await_trainers: AwaitConfig | None = None
     redeliver: bool = True
+    shards: int = Field(1, ge=1, le=4096)
     batch_size: int | None = Field(None, ge=1, le=2**20)
     drop_last: bool = False
     sampler: Literal["sequential", "random"] | SamplerConfig = "random"

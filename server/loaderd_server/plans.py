@@ -89,6 +89,7 @@ def _settings(config: Config, name: str, stream: StreamConfig) -> StreamSettings
         slot_bytes=stream.slot_bytes if isinstance(stream.slot_bytes, int) else None,
         slots=stream.slots if isinstance(stream.slots, int) else None,
         sharing=_sharing(stream),
+        shards=stream.shards,
         uncuttable="" if stream.collate == "default" else "its collate is the user's own",
         order=_order(config, stream),
     )

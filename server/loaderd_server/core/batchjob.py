@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.failures import unexpected_answer
-from loaderd_server.core.jobs import WorkerLoss
+from loaderd_server.core.jobs import AnyWorker, WorkerLoss
 from loaderd_server.core.poison import PoisonSearch
 from loaderd_server.core.sequences import Epoch, Pending
 from loaderd_server.core.slots import Slot
@@ -17,6 +17,7 @@ from loaderd_server.core.tasks import (
     BatchTask,
     BatchTooLarge,
     Indices,
+    IterateTask,
     ProbeTask,
     Result,
     TaskFailed,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from loaderd_server.core.making import Maker
 
 
-class BatchJob(Pending):
+class BatchJob(Pending, AnyWorker):
     """One batch on its way. It owns its slot, which is FILLING, from the choice to the end."""
 
     __slots__ = (
@@ -56,7 +57,7 @@ class BatchJob(Pending):
         what = "search for the sample that ends workers in" if self.search is not None else "make"
         return f"{what} batch {self.batch} of epoch {self.epoch.number} of {self.stream.name}"
 
-    def task(self, number: int) -> BatchTask | ProbeTask:
+    def task(self, number: int) -> BatchTask | ProbeTask | IterateTask:
         """The batch itself, or rows of it while the sample that ends workers is searched for."""
         sequence = self.epoch.sequence
         address = BatchAddress(

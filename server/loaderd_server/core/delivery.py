@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from loaderd_protocol.messages import (
     NO_SLOT,
     Announce,
@@ -11,6 +13,7 @@ from loaderd_protocol.messages import (
 )
 from loaderd_server.core.actions import Tell
 from loaderd_server.core.credits import take_back_promise
+from loaderd_server.core.endless import Producer
 from loaderd_server.core.lagging import Lagging
 from loaderd_server.core.leases import Lease
 from loaderd_server.core.queueing import Line
@@ -19,6 +22,7 @@ from loaderd_server.core.settings import Mode
 from loaderd_server.core.slots import Slot
 from loaderd_server.core.streams import Stream
 from loaderd_server.core.turn import Turn
+from loaderd_server.core.unitjob import out_of_window
 
 #: A trainer with so many batches in hand or fewer, and a credit free, waits for the daemon: it has
 #: at most the batch it works on.
@@ -32,6 +36,8 @@ class Delivery:
         self._turn = turn
         self._leases = leases
         self._lag = Lagging(turn, self.advance)
+        #: Told of a trainer whose next batch is gone, and why; set when the core is wired.
+        self.fell_out: Callable[[Cursor, str], None]
 
     def settled(self, epoch: Epoch, batch: int) -> None:
         """A batch is in a slot, failed or empty: whoever is at it gets it."""
@@ -54,6 +60,12 @@ class Delivery:
         end = cursor.reach(epoch)
         while cursor.position < end:
             entry = epoch.entries.get(cursor.position)
+            if entry is None and epoch.producer is not None:
+                if not epoch.producer.is_hole(cursor.position):
+                    break
+                cursor.position += 1  # its shard has ended
+                end = cursor.reach(epoch)
+                continue
             if entry is None or isinstance(entry, Pending):
                 break
             self._announce(cursor, epoch, cursor.position, entry)
@@ -61,6 +73,22 @@ class Delivery:
         self._note_waiting(cursor, cursor.position < cursor.end)
         if epoch.sequence.stream.window is not None:
             self._lag.moved(cursor, epoch, has_moved=cursor.position > before)
+        if epoch.producer is not None:
+            self._look_at_end(cursor, epoch, epoch.producer)
+
+    def shard_ended(self, epoch: Epoch) -> None:
+        """A shard of an iterable dataset has no more: there are holes, or the end is known."""
+        for cursor in tuple(epoch.cursors):
+            self.advance(cursor)
+
+    def _look_at_end(self, cursor: Cursor, epoch: Epoch, producer: Producer) -> None:
+        """Tells a trainer that its epoch is over, or that what it wants next was not kept for it."""
+        if producer.end is not None and cursor.position >= producer.end:
+            message = EpochEnded(cursor.sub, cursor.iteration, producer.end)
+            self._turn.do(Tell(cursor.lease, message))
+            self.leave(cursor, done=0)
+        elif producer.is_gone(cursor.position, epoch.entries):
+            self.fell_out(cursor, out_of_window(epoch, cursor.position, producer).text)
 
     def _hand_out(self, epoch: Epoch, line: Line) -> None:
         """Gives what is made of a queue to those with the fewest in hand."""
@@ -195,4 +223,5 @@ def _announcement(where: tuple[int, int, int, int], slot: Slot, stalled_s: float
         slot.failed,
         slot.remade,
         stalled_s,
+        done.state,
     )

@@ -30,6 +30,9 @@ class BatchSource(Protocol):
     def begin(self, dataset: str) -> Job | None:
         """The job that makes it; None where it has no slot to go to now."""
 
+    def only(self, dataset: str) -> int | None:
+        """The worker that must make the most urgent batch; None for any."""
+
     def demand(self, dataset: str) -> int:
         """How many batches are wanted and not being made."""
 
@@ -110,9 +113,13 @@ class Dispatcher:
         """Gives out one job of a dataset; False where that cannot be done now."""
         first, due = team.first(), source.due(team.dataset)
         from_queue = first is not None and (due is None or first.due <= due)
-        worker = self._worker_for(
-            team, source, alone=first is not None and from_queue and first.alone
-        )
+        only = first.only_worker if first is not None and from_queue else source.only(team.dataset)
+        if only is not None and only in team.workers:
+            worker = self._this_worker(team.workers[only])
+        else:
+            worker = self._worker_for(
+                team, source, alone=first is not None and from_queue and first.alone
+            )
         if worker is None:
             return False
         job = team.take_first() if from_queue else source.begin(team.dataset)
@@ -129,6 +136,7 @@ class Dispatcher:
             team.busy += 1
             worker.since = self._turn.now
         worker.hands.append(Given(self._tasks, job))
+        job.given_to(worker.number)
         self._turn.wake_at(self._deadline(worker))
         self._turn.do(Assign(worker.number, job.task(self._tasks)))
 
@@ -144,6 +152,22 @@ class Dispatcher:
             if self._start_some(team, source, free_places) or team.starting:
                 return None
         return None if alone else self._second_place(team, source, free_places)
+
+    def _this_worker(self, worker: Worker) -> Worker | None:
+        """A worker that has what the job needs, if it can take one more."""
+        if not self.has_room(worker.number):
+            return None
+        is_idle = not worker.hands
+        free_places = self._settings.count - sum(t.busy for t in self.teams.values())
+        return None if is_idle and free_places <= 0 else worker
+
+    def has_room(self, number: int) -> bool:
+        """Whether a worker can take a job behind those in its hands; a gone one holds nobody up."""
+        worker = self.workers.get(number)
+        if worker is None:
+            return True
+        room = len(worker.hands) < self._settings.depth
+        return worker.takes_more and room and not worker.is_alone_with_one
 
     def _second_place(self, team: Team, source: BatchSource, free_places: int) -> Worker | None:
         """The least busy worker that has room in its hands, unless another dataset is due."""
@@ -332,7 +356,8 @@ class Dispatcher:
         if worker.state is WorkerState.STARTING:
             return worker.since + _START_S
         if worker.hands:
-            limit_s = self._settings.timeout_s
+            is_unlimited = worker.hands[0].job.is_unlimited
+            limit_s = None if is_unlimited else self._settings.timeout_s
         elif worker.state is WorkerState.READY and self.teams[worker.dataset].living() > 1:
             limit_s = self._settings.idle_s
         else:

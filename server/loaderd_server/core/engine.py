@@ -56,6 +56,7 @@ class Core:
         self._dispatcher = Dispatcher(settings.workers, turn)
         for stream in self._streams.values():
             self._dispatcher.add_dataset(stream.settings.dataset)
+            stream.has_room = self._dispatcher.has_room
         self._arenas = ArenaDesk(turn)
         delivery = self._delivery = Delivery(turn, self._leases)
         maker = Maker(turn, self._dispatcher, delivery)
@@ -151,7 +152,7 @@ class Core:
         if streams:
             self._dispatcher.dataset_ready(event.dataset)
         for stream in streams:
-            self._opening.dataset_ready(stream, event.length)
+            self._opening.dataset_ready(stream, event.length, event.is_iterable)
 
     def _dataset_failed(self, event: DatasetFailed) -> None:
         streams = self._of_dataset(event.dataset)

@@ -28,6 +28,25 @@ class WorkerLoss:
         return f"worker {self.worker}, pid {self.pid}"
 
 
+class AnyWorker:
+    """What most jobs have in common: any worker can do them, in the usual time."""
+
+    __slots__ = ()
+
+    @property
+    def only_worker(self) -> int | None:
+        """See Job."""
+        return None
+
+    @property
+    def is_unlimited(self) -> bool:
+        """See Job."""
+        return False
+
+    def given_to(self, worker: int) -> None:
+        """See Job."""
+
+
 class Job(Protocol):
     """Work for a dataset's workers. One task of it is out at a time."""
 
@@ -37,6 +56,17 @@ class Job(Protocol):
     #: Give it to a worker with nothing in hand, and nothing more to that worker meanwhile: it may
     #: end its worker.
     alone: bool
+
+    @property
+    def only_worker(self) -> int | None:
+        """The worker that it must be given to, as that one has what it needs; None for any."""
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether it may take longer than ``timeout_s``."""
+
+    def given_to(self, worker: int) -> None:
+        """This worker gets its task."""
 
     def task(self, number: int) -> Task:
         """The task to give now."""

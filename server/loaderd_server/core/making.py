@@ -8,6 +8,7 @@ from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.delivery import Delivery
 from loaderd_server.core.dispatcher import Dispatcher
+from loaderd_server.core.endless import Producer
 from loaderd_server.core.failures import (
     culprit,
     deadly_batch,
@@ -31,6 +32,7 @@ from loaderd_server.core.tasks import (
     TaskFailed,
 )
 from loaderd_server.core.turn import Turn
+from loaderd_server.core.unitjob import UnitJob
 
 #: Deaths of a worker on the same batch, after which the sample that does it is searched for.
 _DEATHS_BEFORE_SEARCH = 2
@@ -50,12 +52,19 @@ class Maker:
 
     def begin(self, stream: Stream, epoch: Epoch, batch: int, slot: Slot) -> BatchJob:
         """A batch that has no entry starts to be made in this free slot; its job is to be given out."""
-        job = BatchJob(self, stream, epoch, batch)
+        job = self._job(stream, epoch, batch)
         epoch.entries[batch] = job
         job.due = self._turn.tick
         self._choose_positions(job)
         self.take_slot(job, slot)
         return job
+
+    def _job(self, stream: Stream, epoch: Epoch, batch: int) -> BatchJob:
+        producer = epoch.producer
+        if producer is None:
+            return BatchJob(self, stream, epoch, batch)
+        assert batch == producer.take_next()
+        return UnitJob(self, stream, epoch, batch, producer)
 
     def settle_empty(self, stream: Stream, epoch: Epoch, batch: int) -> bool:
         """Settles a batch that has no entry and no good sample: no worker is asked for it."""
@@ -198,6 +207,20 @@ class Maker:
         job.stream.counts.failed += 1
         job.epoch.settle(job.batch, Failed(failure))
         self._delivery.settled(job.epoch, job.batch)
+
+    def iterator_over(self, job: UnitJob, producer: Producer, units: int) -> None:
+        """There is no such batch: its shard has ended."""
+        self._give_slot_back(job)
+        producer.ended(job.batch % len(producer.shards), units)
+        job.epoch.forget(job.batch)
+        self._delivery.shard_ended(job.epoch)
+
+    def fail_next(self, epoch: Epoch, producer: Producer, text: str) -> None:
+        """The next batch of an iterable dataset cannot be made by any worker."""
+        batch = producer.take_next()
+        epoch.settle(batch, Failed(Failure(ErrorCode.WORKER_DIED, -1, "", text)))
+        epoch.sequence.stream.counts.failed += 1
+        self._delivery.settled(epoch, batch)
 
     def fail_once(self, epoch: Epoch, batch: int, text: str) -> None:
         """Who waits for this batch is told; who comes later has it tried again."""

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from loaderd_protocol.arena import page_align
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.actions import Severity, StreamClosed, StreamOpened
 from loaderd_server.core.arenas import ArenaDesk, ArenaRequest, Purpose
 from loaderd_server.core.credits import VIEWS
 from loaderd_server.core.dispatcher import Dispatcher
-from loaderd_server.core.jobs import WorkerLoss
+from loaderd_server.core.jobs import AnyWorker, WorkerLoss
 from loaderd_server.core.lagging import Window
 from loaderd_server.core.ordering import OrderDesk
-from loaderd_server.core.orders import RankOrder
-from loaderd_server.core.settings import Lag
+from loaderd_server.core.orders import Cutting, Order, RankOrder
+from loaderd_server.core.settings import ErrorPolicy, Lag, Mode
 from loaderd_server.core.streams import Phase, Stream
-from loaderd_server.core.tasks import BatchAddress, MeasureDone, MeasureTask, Result
+from loaderd_server.core.tasks import (
+    BatchAddress,
+    MeasureDone,
+    MeasureIterateTask,
+    MeasureTask,
+    Result,
+)
 from loaderd_server.core.turn import Turn
 
 #: Where no batch could be measured; larger batches get larger slots as they come.
@@ -27,9 +35,10 @@ _PREFETCH = 2
 #: Room for batches a little larger than the measured one: longer strings, say.
 _MOST_HEADROOM_BYTES = 64 * 1024
 _MOST_DEATHS = 2
+_NO_ORDER = Order(np.empty(0, np.int64), None, None)
 
 
-class MeasureJob:
+class MeasureJob(AnyWorker):
     """The first batch of a stream, made on the heap to learn its size."""
 
     def __init__(self, opening: Opening, stream: Stream, view: RankOrder, due: int) -> None:
@@ -44,7 +53,7 @@ class MeasureJob:
     def __str__(self) -> str:
         return f"measure the first batch of {self.stream.name}"
 
-    def task(self, number: int) -> MeasureTask:
+    def task(self, number: int) -> MeasureTask | MeasureIterateTask:
         """See Job."""
         settings = self.stream.settings
         batch = next(b for b in range(self.view.batches) if len(self.view.positions(b)))
@@ -70,6 +79,35 @@ class MeasureJob:
     def abandoned(self, text: str) -> None:
         """See Job."""
         self.opening.close(self.stream, Failure(ErrorCode.STREAM_ENDED, -1, "", text))
+
+
+class MeasureUnitJob(MeasureJob):
+    """The first batch of an iterable dataset, made on the heap to learn its size."""
+
+    def __init__(self, opening: Opening, stream: Stream, due: int) -> None:
+        nothing = RankOrder(_NO_ORDER, Cutting(1, drop_last=False), 0, 1)
+        super().__init__(opening, stream, nothing, due)
+
+    def task(self, number: int) -> MeasureIterateTask:
+        """See Job."""
+        settings = self.stream.settings
+        address = BatchAddress(self.stream.name, settings.seed, 0, 0, 0, 1)
+        return MeasureIterateTask(
+            number, self.dataset, address, 0, settings.shards, settings.batch_size or 1,
+            settings.drop_last,
+        )  # fmt: skip
+
+
+def _fault_of_iterable(stream: Stream) -> str | None:
+    settings = stream.settings
+    head = f"dataset {settings.dataset!r} of stream {settings.name!r} is iterable"
+    if settings.mode is not Mode.BROADCAST:
+        return f"{head}: it can be served in mode broadcast only, not in {settings.mode.value}"
+    if settings.batch_size is None:
+        return f"{head}: set batch_size, as no batch sampler can choose its samples"
+    if settings.on_error.policy is not ErrorPolicy.RAISE:
+        return f"{head}: set on_error: raise, as after an exception its iterator has no next sample"
+    return None
 
 
 class Opening:
@@ -98,21 +136,38 @@ class Opening:
                 f"lower workers.count",
             )
 
-    def dataset_ready(self, stream: Stream, length: int | None) -> None:
+    def dataset_ready(self, stream: Stream, length: int | None, is_iterable: bool) -> None:
         """The dataset is built, for the first time or again."""
         if stream.phase is Phase.CLOSED:
             return
-        if length is None:
-            self._close_with(
-                stream,
-                f"dataset {stream.settings.dataset!r} has no length: iterable datasets are not "
-                f"served yet; give it __len__ and __getitem__",
+        fault = _fault_of_iterable(stream) if is_iterable else None
+        if length is None and not is_iterable:
+            fault = (
+                f"dataset {stream.settings.dataset!r} has no length: give it __len__, or __iter__ "
+                f"alone to have it iterated"
             )
+        if fault is not None:
+            self._close_with(stream, fault)
             return
-        stream.samples = length
+        stream.samples = -1 if is_iterable or length is None else length
+        stream.is_iterable = is_iterable
+        if is_iterable:
+            self._iterable_ready(stream)
+            return
         if stream.phase is Phase.WAITING:
             stream.phase = Phase.ORDERING
             self._orders.ask(stream, stream.settings.seed, 0, hurry=True)
+
+    def _iterable_ready(self, stream: Stream) -> None:
+        """There is no order to wait for."""
+        if stream.phase is not Phase.WAITING:
+            return
+        stream.uncuttable = "its dataset is iterable"
+        if stream.slot_bytes:
+            self._allocate(stream, stream.slot_bytes)
+            return
+        stream.phase = Phase.MEASURING
+        self.submit_measure(MeasureUnitJob(self, stream, self._turn.tick))
 
     def order_made(self, stream: Stream, failure: Failure | None) -> None:
         """The first order is there, or will never be."""
@@ -126,7 +181,7 @@ class Opening:
         stream.phase = Phase.MEASURING
         self.submit_measure(MeasureJob(self, stream, view, self._turn.tick))
 
-    def submit_measure(self, job: MeasureJob) -> None:
+    def submit_measure(self, job: MeasureJob | MeasureUnitJob) -> None:
         """Gives the measuring to a worker."""
         self._dispatcher.submit(job)
 
@@ -162,7 +217,7 @@ class Opening:
             return
         stream.phase = Phase.OPEN
         sharing = stream.settings.sharing
-        if sharing.lag is Lag.WAIT:
+        if sharing.lag is Lag.WAIT or stream.is_iterable:
             size = sharing.window or max(1, stream.pool.base_count // 2)
             stream.window = Window(size, sharing.patience_s)
         self._turn.do(StreamOpened(stream.name, stream.slot_bytes, stream.pool.base_count))

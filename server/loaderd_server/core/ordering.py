@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.dispatcher import Dispatcher
-from loaderd_server.core.jobs import WorkerLoss
+from loaderd_server.core.jobs import AnyWorker, WorkerLoss
 from loaderd_server.core.orders import Order, fault_of
 from loaderd_server.core.streams import Stream
 from loaderd_server.core.tasks import OrderDone, OrderTask, Result, TaskFailed
@@ -22,7 +22,7 @@ _SPARE_ORDERS = 8
 OrderListener = Callable[[Stream, int, int, Failure | None], None]
 
 
-class OrderJob:
+class OrderJob(AnyWorker):
     """The order of one epoch on its way."""
 
     def __init__(self, desk: OrderDesk, stream: Stream, seed: int, epoch: int) -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from loaderd_protocol.messages import Start, Subscribe, Where
 from loaderd_server.core.credits import MOST_PREFETCH, VIEWS
-from loaderd_server.core.sequences import Cursor, Cut, Sequence
+from loaderd_server.core.endless import Producer
+from loaderd_server.core.sequences import Cursor, Cut, Epoch, Sequence
 from loaderd_server.core.settings import Mode
 from loaderd_server.core.streams import Stream
 
@@ -63,6 +64,19 @@ def _open_queue(sequence: Sequence, at_least: int) -> int:
     if running:
         return min(running)
     return max((number + 1 for number in sequence.ended), default=at_least)
+
+
+def produced_from(epoch: Epoch, asked: Start, shards: int) -> Epoch:
+    """The epoch of an iterable dataset: as it is made for others, or begun anew where nobody is there."""
+    producer = epoch.producer
+    is_kept = producer is not None and producer.has_all_from(asked.batch, epoch.entries)
+    if epoch.cursors or is_kept:
+        return epoch
+    sequence = epoch.sequence
+    sequence.epochs.pop((epoch.number, epoch.dealt), None)
+    fresh = sequence.epoch(epoch.number, epoch.dealt, epoch.view)
+    fresh.producer = Producer.at(asked.batch, shards, asked.states)
+    return fresh
 
 
 def order_text(sequence: Sequence) -> str:

@@ -36,12 +36,19 @@ class Scheduler:
         soonest = self._soonest(dataset)
         return None if soonest is None else soonest[0]
 
+    def only(self, dataset: str) -> int | None:
+        """See BatchSource: iterators of an iterable dataset live in one worker each."""
+        soonest = self._soonest(dataset)
+        if soonest is None or soonest[2].producer is None:
+            return None
+        return soonest[2].producer.shard_of(soonest[3]).worker
+
     def begin(self, dataset: str) -> Job | None:
         """The job that makes the most urgent batch, with its slot; None where no slot is to be had."""
         while (soonest := self._soonest(dataset)) is not None:
             _, cursor, epoch, batch = soonest
             stream = cursor.sequence.stream
-            if not self._maker.settle_empty(stream, epoch, batch):
+            if epoch.producer or not self._maker.settle_empty(stream, epoch, batch):
                 return self._begin(stream, epoch, batch)
         return None
 
@@ -66,6 +73,9 @@ class Scheduler:
                 queued += epoch not in missing and epoch.line.missing()
                 missing.setdefault(epoch, set())
                 continue
+            if epoch.producer is not None:
+                queued += max(0, cursor.reach(epoch) - epoch.producer.peek())
+                continue
             wanted = range(cursor.scanned, cursor.reach(epoch))
             missing.setdefault(epoch, set()).update(b for b in wanted if b not in epoch.entries)
         return queued + sum(map(len, missing.values()))
@@ -74,6 +84,9 @@ class Scheduler:
         """Fails the batch that each waiting cursor is at: the dataset's workers do not start."""
         for cursor, epoch in tuple(self._hungry(dataset)):
             if cursor.epoch is not epoch:
+                continue
+            if epoch.producer is not None:
+                self._maker.fail_next(epoch, epoch.producer, text)
                 continue
             batch = cursor.position if epoch.line is None else epoch.line.next_missing()
             if batch is not None and batch < epoch.batches and batch not in epoch.entries:
@@ -130,7 +143,7 @@ def _evict(stream: Stream, slot_bytes: int, urgent_in: int | None) -> Slot | Non
         if distance is None:  # nobody comes to it any more
             victim = slot
             break
-        if distance <= farthest:
+        if distance <= farthest or epoch.producer is not None:
             continue
         if (urgent_in is not None and distance > urgent_in) or not epoch.is_wanted(slot.batch):
             victim, farthest = slot, distance
@@ -145,6 +158,6 @@ def _next_use(slot: Slot, epoch: Epoch, places: dict[Epoch, list[int]]) -> int |
     if epoch.line is not None:
         return epoch.line.distance(slot.batch)
     if epoch not in places:
-        places[epoch] = sorted(cursor.position for cursor in epoch.cursors)
+        places[epoch] = epoch.places()
     before = bisect_right(places[epoch], slot.batch)
     return None if before == 0 else slot.batch - places[epoch][before - 1]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from loaderd_protocol.errors import Failure
 from loaderd_protocol.messages import Dealt, FailedSample, Start
+from loaderd_server.core.endless import EndlessView, Producer
 from loaderd_server.core.orders import RankOrder
 from loaderd_server.core.slots import Slot
 
@@ -21,6 +22,8 @@ _REMEMBERED_FAILURES = 1024
 
 class Pending:
     """A batch that is being made."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,19 @@ class Emptied:
     failed: tuple[FailedSample, ...]
 
 
+View = RankOrder | EndlessView
 Settled = Slot | Failed | Emptied
 Entry = Pending | Settled
+
+
+class Undecided:
+    """Of an iterable dataset no batch is ever made again, so there is nothing to remember."""
+
+    def __getitem__(self, batch: int) -> int:
+        return 0
+
+    def __setitem__(self, batch: int, decided: int) -> None:
+        pass
 
 
 class Epoch:
@@ -46,11 +60,12 @@ class Epoch:
 
     __slots__ = (
         "batches", "busy_slots", "cursors", "dealt", "decided", "entries", "failed",
-        "failed_version", "failures", "line", "number", "samples_made", "sequence", "view",
+        "failed_version", "failures", "line", "number", "producer", "samples_made", "sequence",
+        "view",
     )  # fmt: skip
 
     def __init__(
-        self, sequence: Sequence, number: int, view: RankOrder, dealt: tuple[Dealt, ...] = ()
+        self, sequence: Sequence, number: int, view: View, dealt: tuple[Dealt, ...] = ()
     ) -> None:
         self.sequence = sequence
         self.number = number
@@ -60,6 +75,8 @@ class Epoch:
         self.batches = view.batches
         #: Who gets which batch, in a queue.
         self.line: Line | None = None
+        #: What makes it in one order, where the dataset is iterable.
+        self.producer: Producer | None = None
         #: Batches that are being made, in a slot, failed or empty; no other batch is.
         self.entries: dict[int, Entry] = {}
         self.failures: list[int] = []
@@ -71,7 +88,9 @@ class Epoch:
         self.failed: dict[int, FailedSample] = {}
         self.failed_version = 0
         #: 1 for each batch that was made once: the samples in it are decided.
-        self.decided = bytearray(view.batches)
+        self.decided: bytearray | Undecided = (
+            bytearray(view.batches) if view.length >= 0 else Undecided()
+        )
         self.samples_made = 0
 
     @property
@@ -100,8 +119,16 @@ class Epoch:
         """How many batches until a cursor comes to this one; None where all have passed it."""
         if self.line is not None:
             return self.line.distance(batch)
-        ahead = [batch - c.position for c in self.cursors if c.position <= batch]
+        ahead = [batch - place for place in self.places() if place <= batch]
         return min(ahead) if ahead else None
+
+    def places(self) -> list[int]:
+        """Where the cursors are whom its batches are kept for, ascending.
+
+        Batches of an iterable dataset are not kept for a trainer that has left the window.
+        """
+        is_kept = self.producer is None
+        return sorted(c.position for c in self.cursors if is_kept or not c.is_behind)
 
     def is_wanted(self, batch: int) -> bool:
         """Whether some cursor has a credit for this batch now."""
@@ -131,7 +158,7 @@ class Sequence:
         #: Epochs of a queue that are over.
         self.ended: set[int] = set()
 
-    def epoch(self, number: int, dealt: tuple[Dealt, ...], view: RankOrder) -> Epoch:
+    def epoch(self, number: int, dealt: tuple[Dealt, ...], view: View) -> Epoch:
         """The epoch of that number, as the last one used."""
         key = (number, dealt)
         epoch = self.epochs.pop(key, None)
@@ -263,6 +290,9 @@ class Cursor:
         if epoch.line is not None:
             return epoch.line.next_missing()
         end = self.reach(epoch)
+        if epoch.producer is not None:
+            batch = epoch.producer.peek()
+            return batch if batch < end and self._has_room(epoch.producer, batch) else None
         batch = max(self.scanned, self.position)
         entries = epoch.entries
         while batch < end and batch in entries:
@@ -270,8 +300,14 @@ class Cursor:
         self.scanned = max(batch, self.position)
         return batch if batch < end else None
 
+    def _has_room(self, producer: Producer, batch: int) -> bool:
+        worker = producer.shard_of(batch).worker
+        return worker is None or self.sequence.stream.has_room(worker)
+
     def reach(self, epoch: Epoch) -> int:
         """The batch before which its credits, its end or the window stop it."""
         end = min(self.position + self.grant - self.outstanding, self.end)
+        if epoch.producer is not None and epoch.producer.end is not None:
+            end = min(end, epoch.producer.end)
         window = self.sequence.stream.window
         return end if window is None else min(end, window.limit(self, epoch))

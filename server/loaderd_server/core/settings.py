@@ -80,6 +80,8 @@ class StreamSettings:
     slot_bytes: int | None = None
     slots: int | None = None
     sharing: Sharing = Sharing()
+    #: Iterators that an iterable dataset is split into.
+    shards: int = 1
     #: Why its batches cannot be cut to another size; "" where they can.
     uncuttable: str = ""
     #: What fixes its orders, by names that people know, as (name, value).

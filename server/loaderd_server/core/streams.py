@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -79,6 +80,9 @@ class Stream:
         self.samples = 0
         #: Why the dataset's batches cannot be cut; "" where they can.
         self.uncuttable = ""
+        self.is_iterable = False
+        #: Whether a worker can take one more job; set when the core is wired.
+        self.has_room: Callable[[int], bool]
         self.slot_bytes = settings.slot_bytes or 0
         #: Bytes of its arenas, those asked for included.
         self.arena_bytes = 0

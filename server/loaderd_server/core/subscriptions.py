@@ -19,6 +19,7 @@ from loaderd_protocol.messages import (
 from loaderd_server.core.actions import Log, Severity, Tell
 from loaderd_server.core.admission import Admission
 from loaderd_server.core.delivery import Delivery
+from loaderd_server.core.endless import EndlessView
 from loaderd_server.core.failures import recall_failures
 from loaderd_server.core.leases import MOST_CURSORS, Lease
 from loaderd_server.core.ordering import OrderDesk
@@ -30,11 +31,12 @@ from loaderd_server.core.places import (
     fault_of_start,
     found,
     order_text,
+    produced_from,
     sequence_of,
     wanted_credits,
     why_uncuttable,
 )
-from loaderd_server.core.sequences import Cursor, CursorState
+from loaderd_server.core.sequences import Cursor, CursorState, View
 from loaderd_server.core.settings import Mode
 from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.turn import Turn
@@ -64,6 +66,7 @@ class Subscriptions:
         admission.admitted = self._subscribed
         admission.refused = self._refuse
         self._delivery = delivery
+        delivery.fell_out = self._refuse
 
     # --- what trainers say ------------------------------------------------------------------
 
@@ -220,13 +223,16 @@ class Subscriptions:
             cursor.sub,
             settings.mode.value,
             stream.samples,
-            view.end(cursor.cut.batch_size, drop_last=cursor.cut.drop_last),
+            -1
+            if stream.is_iterable
+            else view.end(cursor.cut.batch_size, drop_last=cursor.cut.drop_last),
             settings.batch_size or 0,
             cursor.cut.drop_last,
             cursor.grant,
             view.length,
             order_text(cursor.sequence),
             why_uncuttable(stream),
+            settings.shards if stream.is_iterable else 0,
         )
         self._turn.do(Tell(cursor.lease, message))
         if cursor.start is not None:
@@ -235,7 +241,8 @@ class Subscriptions:
     def _has_order(self, cursor: Cursor, epoch: int, dealt: tuple[Dealt, ...] = ()) -> bool:
         """Whether the order of that epoch is there; else it is asked for, and the cursor waits."""
         sequence, stream = cursor.sequence, cursor.sequence.stream
-        if (epoch, dealt) in sequence.epochs or (sequence.seed, epoch) in stream.orders.ready:
+        is_there = (epoch, dealt) in sequence.epochs or stream.is_iterable
+        if is_there or (sequence.seed, epoch) in stream.orders.ready:
             cursor.awaits = None
             return True
         cursor.awaits = epoch
@@ -243,8 +250,10 @@ class Subscriptions:
         return False
 
     @staticmethod
-    def _view(stream: Stream, cursor: Cursor, epoch: int, dealt: tuple[Dealt, ...]) -> RankOrder:
+    def _view(stream: Stream, cursor: Cursor, epoch: int, dealt: tuple[Dealt, ...]) -> View:
         sequence = cursor.sequence
+        if stream.is_iterable:
+            return EndlessView(stream.cutting)
         known = sequence.epochs.get((epoch, dealt))
         if known is not None:
             return known.view
@@ -276,7 +285,8 @@ class Subscriptions:
             self._refuse(cursor, _bad_start(asked.epoch, asked.batch, why))
             return
         self._place(cursor, asked, view)
-        self._orders.ask(stream, cursor.sequence.seed, asked.epoch + 1, hurry=False)
+        if not stream.is_iterable:
+            self._orders.ask(stream, cursor.sequence.seed, asked.epoch + 1, hurry=False)
         stream.prune()
 
     def _is_let_in(self, stream: Stream, cursor: Cursor) -> bool:
@@ -292,12 +302,14 @@ class Subscriptions:
         self._turn.wake_at(gate.deadline)
         return False
 
-    def _place(self, cursor: Cursor, asked: Start, view: RankOrder) -> None:
+    def _place(self, cursor: Cursor, asked: Start, view: View) -> None:
         cursor.start = None
         cursor.iteration = asked.iteration
         cursor.served_tick = self._turn.tick
         cursor.is_behind = False
         epoch = cursor.sequence.epoch(asked.epoch, asked.dealt, view)
+        if isinstance(view, EndlessView):
+            epoch = produced_from(epoch, asked, cursor.sequence.stream.settings.shards)
         recall_failures(epoch, asked.failed)
         cursor.place(epoch, asked.batch)
         is_queue = self._delivery.join_queue(cursor, epoch, asked.done)
@@ -305,7 +317,7 @@ class Subscriptions:
             asked.sub,
             asked.iteration,
             asked.epoch,
-            -1 if is_queue else cursor.end,
+            -1 if is_queue or epoch.producer is not None else cursor.end,
             asked.batch,
             view.length,
         )

@@ -1,0 +1,117 @@
+"""A batch of an iterable dataset on its way: given to the worker that has the iterator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loaderd_protocol.errors import ErrorCode, Failure
+from loaderd_server.core.batchjob import BatchJob
+from loaderd_server.core.endless import Producer
+from loaderd_server.core.failures import deadly_batch
+from loaderd_server.core.jobs import WorkerLoss
+from loaderd_server.core.sequences import Epoch
+from loaderd_server.core.streams import Phase, Stream
+from loaderd_server.core.tasks import (
+    BatchAddress,
+    BatchDone,
+    BatchTask,
+    IterateTask,
+    IteratorOver,
+    ProbeTask,
+    Result,
+)
+
+if TYPE_CHECKING:
+    from loaderd_server.core.making import Maker
+
+#: What ends its worker so often is not tried again: nothing tells which sample it is.
+_MOST_DEATHS = 3
+
+
+class UnitJob(BatchJob):
+    """As BatchJob, but that its samples are whatever the iterator gives next."""
+
+    __slots__ = ("_producer",)
+
+    def __init__(
+        self, maker: Maker, stream: Stream, epoch: Epoch, batch: int, producer: Producer
+    ) -> None:
+        super().__init__(maker, stream, epoch, batch)
+        self._producer = producer
+
+    @property
+    def only_worker(self) -> int | None:
+        """See Job."""
+        return self._producer.shard_of(self.batch).worker
+
+    @property
+    def is_unlimited(self) -> bool:
+        """See Job: an iterator that must be gone through from its beginning takes as long as it does."""
+        shard, unit = self._producer.shard_of(self.batch), self._producer.unit_of(self.batch)
+        return shard.at != unit and shard.at != unit + 1
+
+    def given_to(self, worker: int) -> None:
+        """See Job."""
+        shard = self._producer.shard_of(self.batch)
+        if shard.worker != worker:
+            shard.worker, shard.at = worker, shard.state_unit
+
+    def task(self, number: int) -> BatchTask | ProbeTask | IterateTask:
+        """The unit, with the nearest state that is known before it."""
+        assert self.slot is not None
+        producer, settings = self._producer, self.stream.settings
+        sequence = self.epoch.sequence
+        shard, unit = producer.shard_of(self.batch), producer.unit_of(self.batch)
+        has_state = bool(shard.state) and shard.state_unit <= unit
+        return IterateTask(
+            number,
+            self.dataset,
+            BatchAddress(
+                self.stream.name, sequence.seed, self.epoch.number, self.batch, 0, 1
+            ),
+            self.batch % len(producer.shards),
+            len(producer.shards),
+            unit,
+            settings.batch_size or 1,
+            settings.drop_last,
+            self.slot.place,
+            shard.state if has_state else b"",
+            shard.state_unit if has_state else 0,
+        )  # fmt: skip
+
+    def answered(self, result: Result) -> None:
+        """See Job."""
+        shard, unit = self._producer.shard_of(self.batch), self._producer.unit_of(self.batch)
+        shard.at = unit + 1
+        if self.stream.phase is not Phase.CLOSED and isinstance(result, IteratorOver):
+            self.maker.iterator_over(self, self._producer, result.units)
+            return
+        if isinstance(result, BatchDone):
+            self._producer.made(self.batch, result.state)
+        super().answered(result)
+
+    def worker_lost(self, loss: WorkerLoss) -> None:
+        """See Job."""
+        self._producer.shard_of(self.batch).worker = None
+        if self.stream.phase is Phase.CLOSED:
+            self.maker.drop(self)
+            return
+        self.deaths += 1
+        if loss.timed_out or self.deaths >= _MOST_DEATHS:
+            self.maker.fail(self, deadly_batch(self.batch, self.deaths, loss))
+        else:
+            self.maker.submit(self)
+
+
+def out_of_window(epoch: Epoch, batch: int, producer: Producer) -> Failure:
+    """Why a trainer cannot be served from this batch of an iterable dataset on."""
+    stream = epoch.sequence.stream
+    kept = sorted(epoch.entries)
+    first = kept[0] if kept else producer.next
+    text = (
+        f"batch {batch} of epoch {epoch.number} of stream {stream.name!r} cannot be had any more: its "
+        f"dataset is iterable, so that batches are made once, and other trainers are at batch {first} "
+        f"and later. Connect with start='live', or wait for the next epoch; a larger "
+        f"streams.{stream.name}.window keeps more of them"
+    )
+    return Failure(ErrorCode.REFUSED, -1, "", text)
