@@ -27,7 +27,7 @@ from loaderd_server.core.events import LeaseEnded, TrainerSaid
 from loaderd_server.core.lagging import Window
 from loaderd_server.core.slots import SlotState
 from loaderd_server.core.streams import Phase, Stream
-from loaderd_server.core.tasks import BatchTask
+from loaderd_server.core.tasks import BatchTask, IterateTask
 
 if TYPE_CHECKING:
     from tests.simulation.crowd import FakeTrainer
@@ -89,7 +89,7 @@ class Checker:
         for action in actions:
             if isinstance(action, Tell):
                 self._told(action)
-            elif isinstance(action, Assign) and isinstance(action.task, BatchTask):
+            elif isinstance(action, Assign) and isinstance(action.task, BatchTask | IterateTask):
                 self._place_is_nobodys(action.task)
 
     def _told(self, action: Tell) -> None:
@@ -131,7 +131,7 @@ class Checker:
             del self._credits[key]
             self._ended.add(key)
 
-    def _place_is_nobodys(self, task: BatchTask) -> None:
+    def _place_is_nobodys(self, task: BatchTask | IterateTask) -> None:
         place = (task.place.arena, task.place.offset)
         for trainer in self._world.trainers:
             if not trainer.is_gone:
@@ -139,7 +139,9 @@ class Checker:
                 self.that(not held, task, "is to be written where", trainer.lease, "has a view")
         for worker in self._world.fleet.workers.values():
             for other in worker.hands:
-                same = isinstance(other, BatchTask) and (other.place.arena, other.place.offset)
+                if not isinstance(other, BatchTask | IterateTask):
+                    continue
+                same = (other.place.arena, other.place.offset)
                 self.that(same != place, task, "is to be written where this is:", other)
 
     # --- batches ----------------------------------------------------------------------------
@@ -152,6 +154,14 @@ class Checker:
     ) -> None:
         """A batch, its failure or its emptiness is what it must be."""
         address = reading.address(message.batch)
+        is_iterable = self._world.truth.is_iterable(reading.stream)
+        if is_iterable and isinstance(message, BatchFailed):
+            # What no worker started for is lost, whether there would have been such a batch or not.
+            right = message.failure.code is ErrorCode.TOO_LARGE and self._world.truth.is_large(
+                address
+            )
+            self.that(right or self._world.workers_are_stillborn(), address, message)
+            return
         expected = self._world.truth.expected(reading, message.batch)
         if isinstance(message, BatchFailed):
             failure = message.failure
@@ -179,6 +189,10 @@ class Checker:
             self.that(right, f"{message}, but the stream is not closed")
             return
         self.that(message.code == ErrorCode.REFUSED, f"{message} to lease {trainer.lease}")
+        if self._world.truth.is_iterable(trainer.script.stream):
+            is_late = "cannot be had any more" in message.text
+            self.that(is_late or "no room" in message.text, message, "to", trainer.lease)
+            return
         self.that("no room" in message.text, f"{message} to a trainer that asked rightly")
 
     # --- the whole --------------------------------------------------------------------------

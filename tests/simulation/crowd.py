@@ -24,6 +24,7 @@ from loaderd_protocol.messages import (
     Leave,
     Refused,
     Release,
+    ShardState,
     Start,
     Subscribe,
     Subscribed,
@@ -64,6 +65,7 @@ class FakeTrainer:
         self.script = script
         self._settings = world.truth.streams[script.stream]
         self.is_queue = self._settings.mode is Mode.QUEUE
+        self._is_iterable = world.truth.is_iterable(script.stream)
         self._epoch = script.epoch
         self._dealt = script.dealt
         self._epochs_left = script.epochs
@@ -77,6 +79,9 @@ class FakeTrainer:
         self._next_taken = 0
         #: Positions of this epoch that were reported as failed.
         self._failed: set[int] = set()
+        #: Of an iterable dataset: the state of each shard, and those that are not taken yet.
+        self._states: dict[int, ShardState] = {}
+        self._coming: dict[int, ShardState] = {}
         #: Of a queue: batches taken in this iteration, and how many of them it is done with.
         self._taken: list[int] = []
         self._done = 0
@@ -207,6 +212,7 @@ class FakeTrainer:
         if isinstance(message, Subscribed):
             check.that(message.credits >= 1, message, "without a credit")
             batches = self._truth_end(replace(self._reading(), dealt=()))
+            batches = -1 if self._is_iterable else batches
             is_old = message.batches == batches or self.script.is_hasty
             check.that(is_old, message, "but there are", batches)
             self._credits = message.credits
@@ -219,8 +225,7 @@ class FakeTrainer:
                 self._started(message)
         elif isinstance(message, EpochEnded):
             if message.iteration == self._iteration:
-                self._is_over = True
-                self._world.queues.ended(self._reading())
+                self._ended()
         elif isinstance(message, (Refused, Unsubscribed)):
             self._bye(message)
         else:
@@ -256,6 +261,8 @@ class FakeTrainer:
     def _start(self, batch: int, where: Where = Where.EXACT, *, goes_on: bool = False) -> None:
         if not goes_on:
             self._failed.clear()
+            self._states.clear()
+        self._coming.clear()
         if where is Where.LIVE:
             self._dealt = ()
         self._has_begun = where is Where.EXACT
@@ -270,11 +277,13 @@ class FakeTrainer:
         done = self._done_ranges() if goes_on and self.is_queue else ()
         self._taken, self._done = [], 0
         failed = tuple(sorted(self._failed)) if goes_on else ()
+        states = tuple(self._states.values())
         self._say(
             Start(
-                _SUB, self._iteration, self._epoch, batch, where, self._dealt, failed, done, count
+                _SUB, self._iteration, self._epoch, batch, where, self._dealt, failed, done, count,
+                states,
             )
-        )
+        )  # fmt: skip
         self.waits_since = self._world.now
 
     def _done_ranges(self) -> tuple[int, ...]:
@@ -290,8 +299,23 @@ class FakeTrainer:
         check.that(message.epoch == self._epoch, message, "is another epoch than", self._epoch)
         check.that(message.batch == self._next_taken, message, "not at", self._next_taken)
         self._end = self._truth_end(self._reading())
-        told = -1 if self.is_queue else self._end
+        told = -1 if self.is_queue or self._is_iterable else self._end
         check.that(message.batches == told, message, "but there are", told)
+
+    def _ended(self) -> None:
+        self._is_over = True
+        if self._is_iterable:
+            self._skip_holes(self._truth_end(self._reading()))
+            check, end = self._world.check, self._end
+            check.that(self._next >= (end or 0), "told of the end at", self._next, "of", end)
+        else:
+            self._world.queues.ended(self._reading())
+
+    def _skip_holes(self, batch: int) -> None:
+        """Numbers of shards that have ended are passed over."""
+        batches = self._world.truth.batches(self._reading())
+        while self._next < min(batch, len(batches)) and not batches[self._next]:
+            self._next += 1
 
     def _given(self, message: Announce | BatchFailed | BatchEmpty) -> None:
         if isinstance(message, Announce):
@@ -304,6 +328,8 @@ class FakeTrainer:
             return
         check = self._world.check
         check.that(message.epoch == self._epoch, message, "is of another epoch")
+        if self._is_iterable:
+            self._skip_holes(message.batch)
         if not self.is_queue:
             check.that(message.batch == self._next, message, "where this batch is due:", self._next)
         self._next += 1
@@ -313,6 +339,10 @@ class FakeTrainer:
         self._inbox.append(
             View(release, place, contents, message.batch, tuple(f.position for f in failed))
         )
+        if isinstance(message, Announce) and message.state:
+            shards = self._settings.shards
+            known = ShardState(message.batch % shards, message.batch // shards + 1, message.state)
+            self._coming[message.batch] = known
 
     def _work(self) -> None:
         """Takes the next batch if it is idle, or notes that it waits."""
@@ -334,7 +364,7 @@ class FakeTrainer:
             self.waits_since = self._world.now
 
     def _is_at_end(self) -> bool:
-        if self.is_queue:
+        if self.is_queue or self._is_iterable:
             return self._is_over
         return self._end is not None and self._next >= self._end
 
@@ -346,6 +376,9 @@ class FakeTrainer:
         self.delivered += 1
         self._next_taken = view.batch + 1
         self._failed.update(view.failed)
+        if view.batch in self._coming:
+            known = self._coming.pop(view.batch)
+            self._states[known.shard] = known
         if self.is_queue:
             self._taken.append(view.batch)
             self._world.queues.took(self, self._reading(), view.batch)

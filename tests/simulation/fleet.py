@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.simulation.truth import Row
+from tests.simulation.truth import Reading, Row
 
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.actions import Assign, KillWorker, MakeArena, StartWorker, StopWorker
@@ -28,6 +28,7 @@ from loaderd_server.core.tasks import (
     BatchTask,
     BatchTooLarge,
     IterateTask,
+    IteratorOver,
     MeasureDone,
     MeasureIterateTask,
     MeasureTask,
@@ -43,6 +44,8 @@ from loaderd_server.core.tasks import (
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+
+SampleTask = BatchTask | MeasureTask | ProbeTask | IterateTask
 
 _NO_DATASET = Failure(ErrorCode.STREAM_ENDED, -1, "builtins:OSError", "the disk is gone")
 
@@ -67,6 +70,8 @@ class FakeWorker:
     #: What the task in progress comes to: an answer, or the row at which it ends or hangs.
     result: Result | None = None
     row: int | None = None
+    #: It takes as long as the core has patience.
+    is_late: bool = False
     #: Counts tasks begun, so that news of an earlier one is known as old.
     begun: int = 0
 
@@ -104,7 +109,8 @@ class Fleet:
 
     def _built(self, dataset: str, length: int) -> None:
         self._is_there[dataset] = True
-        self._tell_core(DatasetReady(dataset, length))
+        is_iterable = self._world.truth.datasets[dataset].is_iterable
+        self._tell_core(DatasetReady(dataset, length, is_iterable))
 
     def _lose(self, dataset: str) -> None:
         """A zygote dies, unless that could be taken for a sample's doing."""
@@ -132,7 +138,7 @@ class Fleet:
         if not worker.hands or not self._losses[worker.dataset]:
             return False
         task = worker.hands[0]
-        if isinstance(task, BatchTask):
+        if isinstance(task, BatchTask | IterateTask):
             return bool(self._accidents[task.address])
         return isinstance(task, ProbeTask)
 
@@ -167,8 +173,11 @@ class Fleet:
     def kill(self, action: KillWorker) -> None:
         """Ends a worker at once; an answer may be on its way already."""
         worker = self.workers.get(action.worker)
-        if worker is not None:
-            self._world.later(self._draws.uniform(0, 0.01), self._end, worker, worker.row)
+        if worker is None:
+            return
+        if worker.is_late:
+            self._world.later(0.0, self._finish, worker, worker.begun)
+        self._world.later(self._draws.uniform(0, 0.01), self._end, worker, worker.row)
 
     def _end(self, worker: FakeWorker, row: int | None) -> None:
         if worker.is_gone:
@@ -192,28 +201,38 @@ class Fleet:
     def _begin(self, worker: FakeWorker) -> None:
         task = worker.hands[0]
         worker.begun += 1
-        if isinstance(task, BatchTask):
+        if isinstance(task, BatchTask | IterateTask):
             # A worker that is at work has the slot's bytes in disorder.
             self.memory[task.place.arena, task.place.offset] = Contents(None, ())
         worker.result, worker.row, hangs = self._come_to(worker, task)
         took_s = self._draws.choice((0.0, 0.002, 0.02, 0.1))
         if worker.result is not None and self._is_late(task):
-            # It answers just as the core has it killed: either may come first.
+            # It answers just as the core has it killed, and before it dies.
             took_s = (self._world.scenario.settings.workers.timeout_s or 0.0) + took_s / 20
             worker.row = 0
+            worker.is_late = True
         if worker.result is not None:
             self._world.later(took_s, self._finish, worker, worker.begun)
         elif not hangs:
             self._world.later(took_s, self._die, worker, worker.begun)
 
     def _finish(self, worker: FakeWorker, begun: int) -> None:
-        if worker.is_gone or worker.begun != begun:
+        if worker.is_gone or worker.begun != begun or not worker.hands:
             return
         task, result = worker.hands.popleft(), worker.result
         assert result is not None
         worker.row = None
-        if isinstance(task, BatchTask) and isinstance(result, BatchDone) and result.rows:
-            rows = self._rows(task, leave_out={f.row for f in result.skipped})
+        worker.is_late = False
+        if (
+            isinstance(task, BatchTask | IterateTask)
+            and isinstance(result, BatchDone)
+            and result.rows
+        ):
+            rows = (
+                self._unit_rows(task)
+                if isinstance(task, IterateTask)
+                else self._rows(task, leave_out={f.row for f in result.skipped})
+            )
             self.memory[task.place.arena, task.place.offset] = Contents(task.address, rows)
         if worker.hands:
             self._begin(worker)
@@ -233,7 +252,11 @@ class Fleet:
 
     def _come_to(self, worker: FakeWorker, task: Task) -> tuple[Result | None, int | None, bool]:
         """What a task leads to: (answer, None), or (None, row) with whether it hangs there."""
-        assert not isinstance(task, (IterateTask, MeasureIterateTask)), task
+        if isinstance(task, MeasureIterateTask):
+            return MeasureDone(task.task, self._world.truth.size_bytes(task.address)), None, False
+        if isinstance(task, IterateTask):
+            dies = self._has_accident(task)
+            return (None if dies else self._iterate(task)), None, False
         if isinstance(task, OrderTask):
             done = self._world.truth.order_done(task.task, task.stream, task.seed, task.epoch)
             return done, None, False
@@ -269,9 +292,37 @@ class Fleet:
             return BatchTooLarge(task.task, size_bytes)
         return BatchDone(task.task, rows, size_bytes, b"layout", 0, 0, tuple(failures))
 
-    def _has_accident(self, task: BatchTask | MeasureTask | ProbeTask) -> bool:
+    def _iterate(self, task: IterateTask) -> Result:
+        """What an iterator gives, from the state that it was restored from."""
+        check, truth = self._world.check, self._world.truth
+        if task.state:
+            state = f"{task.shard} {task.state_unit}".encode()
+            check.that(task.state == state, task, "has the state of another place")
+            check.that(task.state_unit <= task.unit, task, "has a state from behind it")
+        rows = self._unit_rows(task)
+        if not rows:
+            mine = self._batches_of(task)[task.shard :: task.shards]
+            return IteratorOver(task.task, sum(bool(unit) for unit in mine))
+        size_bytes = truth.size_bytes(task.address)
+        if size_bytes > task.place.capacity_bytes:
+            return BatchTooLarge(task.task, size_bytes)
+        state = f"{task.shard} {task.unit + 1}".encode()
+        return BatchDone(task.task, len(rows), size_bytes, b"layout", 0, 0, state=state)
+
+    def _batches_of(self, task: IterateTask) -> list[list[int]]:
+        where = task.address
+        return self._world.truth.batches(Reading(where.stream, where.seed, where.epoch, 0, 1))
+
+    def _unit_rows(self, task: IterateTask) -> tuple[Row, ...]:
+        batches, number = self._batches_of(task), task.address.batch
+        self._world.check.that(
+            number == task.unit * task.shards + task.shard, task, "is misnumbered"
+        )
+        return tuple((i, 0) for i in batches[number]) if number < len(batches) else ()
+
+    def _has_accident(self, task: SampleTask) -> bool:
         """A worker dies without a sample's doing, but never so often that a sample is blamed."""
-        if not isinstance(task, BatchTask):
+        if not isinstance(task, BatchTask | IterateTask):
             return False
         most = 1 if self._is_ill(task) else 2
         if self._accidents[task.address] >= most:
@@ -289,10 +340,12 @@ class Fleet:
             return False
         if self._draws.random() >= self._world.scenario.accident_share / 5:
             return False
-        self._accidents[task.address] += 2
+        self._accidents[task.address] += 1
         return True
 
-    def _is_ill(self, task: BatchTask) -> bool:
+    def _is_ill(self, task: BatchTask | IterateTask) -> bool:
+        if isinstance(task, IterateTask):
+            return False
         script = self._world.truth.datasets[task.dataset]
         ill = script.bad | script.deadly | script.hanging
         return any(index in ill for index in task.indices.tolist())

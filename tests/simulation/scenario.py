@@ -42,6 +42,8 @@ class DatasetScript:
     #: How many workers die before they start, and after how many that did start.
     stillborn: int
     born_before: int
+    #: Samples come by iteration; none of them is ill.
+    is_iterable: bool
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,10 @@ def scenario_of(seed: int) -> Scenario:
         _dataset(draws, f"d{i}", timeout_s is not None) for i in range(draws.choice((1, 1, 2)))
     )
     streams = tuple(
-        _stream(draws, f"s{i}", draws.choice(datasets).name, workers)
+        _stream(draws, f"s{i}", draws.choice(datasets), workers)
         for i in range(draws.choice((1, 1, 2, 3)))
     )
+    iterable = frozenset(d.name for d in datasets if d.is_iterable)
     batch_sampled = frozenset(s.name for s in streams if s.batch_size is None)
     slots_bytes = _SLOT_BYTES * draws.choice((workers + 2, workers + 6, 40, 200)) * len(streams)
     settings = CoreSettings(
@@ -134,7 +137,7 @@ def scenario_of(seed: int) -> Scenario:
         seed,
         settings,
         datasets,
-        tuple(_trainer(draws, streams) for _ in range(draws.randint(1, 6))),
+        tuple(_trainer(draws, streams, iterable) for _ in range(draws.randint(1, 6))),
         batch_sampled,
         frozenset(s.name for s in streams if draws.random() < 0.3),
         draws.choice((0.0, 0.0, 0.1, 0.8)),
@@ -149,8 +152,9 @@ def scenario_of(seed: int) -> Scenario:
 def _dataset(draws: random.Random, name: str, may_hang: bool) -> DatasetScript:
     length = draws.choice((1, 7, 16, 23, 40, 60, 90)) if draws.random() < 0.97 else 0
     kinds: list[set[int]] = [set(), set(), set()]
-    ill = draws.choice((0.0, 0.0, 0.05, 0.2))
-    if draws.random() < 0.02:
+    is_iterable = draws.random() < 0.2
+    ill = 0.0 if is_iterable else draws.choice((0.0, 0.0, 0.05, 0.2))
+    if draws.random() < 0.02 and not is_iterable:
         ill = 1.0
     for index in range(length):
         if draws.random() < ill:
@@ -165,23 +169,30 @@ def _dataset(draws: random.Random, name: str, may_hang: bool) -> DatasetScript:
         draws.random() < 0.1,
         draws.choice((0, 0, 0, 0, 0, 2, 7)),
         draws.choice((0, 1, 3, 3)),
+        is_iterable,
     )
 
 
-def _stream(draws: random.Random, name: str, dataset: str, workers: int) -> StreamSettings:
+def _stream(
+    draws: random.Random, name: str, dataset: DatasetScript, workers: int
+) -> StreamSettings:
     policy = draws.choice(tuple(ErrorPolicy))
+    mode, batch_size = draws.choice(tuple(Mode)), draws.choice((None, 1, 2, 4, 4, 8))
+    if dataset.is_iterable:
+        policy, mode, batch_size = ErrorPolicy.RAISE, Mode.BROADCAST, batch_size or 3
     capped = policy is not ErrorPolicy.RAISE and draws.random() < 0.2
     return StreamSettings(
         name,
-        dataset,
-        draws.choice(tuple(Mode)),
+        dataset.name,
+        mode,
         draws.randrange(1000),
-        draws.choice((None, 1, 2, 4, 4, 8)),
+        batch_size,
         draws.random() < 0.5,
         OnError(policy, draws.choice((1, 3)) if capped else None),
         draws.choice((None, None, 2 * PAGE_BYTES)),
         draws.choice((None, None, workers + 2, workers + 4, workers + 30)),
         _sharing(draws),
+        draws.choice((1, 1, 2, 3)),
     )
 
 
@@ -196,11 +207,14 @@ def _sharing(draws: random.Random) -> Sharing:
     )
 
 
-def _trainer(draws: random.Random, streams: tuple[StreamSettings, ...]) -> TrainerScript:
+def _trainer(
+    draws: random.Random, streams: tuple[StreamSettings, ...], iterable: frozenset[str]
+) -> TrainerScript:
     world_size = draws.choice((1, 2, 3))
     fate = draws.random()
     stream = draws.choice(streams)
     can_cut = stream.batch_size is not None and stream.mode is not Mode.QUEUE
+    can_cut = can_cut and stream.dataset not in iterable
     cuts = can_cut and draws.random() < 0.4
     return TrainerScript(
         stream.name,

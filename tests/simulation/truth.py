@@ -103,11 +103,15 @@ class Truth:
         self.rank_rows(reading)
         return self._batches[reading]
 
+    def is_iterable(self, stream: str) -> bool:
+        """Whether its dataset is."""
+        return self.dataset(stream).is_iterable
+
     def end(self, reading: Reading, own_size: int, drop_last: bool) -> int:
         """The batch before which a trainer ends that cuts to its own size."""
         batches = self.batches(reading)
         size = own_size or self.streams[reading.stream].batch_size
-        if size is None:
+        if size is None or self.is_iterable(reading.stream):
             return len(batches)
         length = sum(map(len, batches))
         needed = length - length % size if drop_last else length
@@ -121,6 +125,8 @@ class Truth:
 
     def _deal(self, reading: Reading) -> tuple[list[Row], list[list[int]]]:
         settings = self.streams[reading.stream]
+        if self.is_iterable(reading.stream):
+            return self._deal_shards(reading)
         rows, cuts = self.order(reading.stream, reading.seed, reading.epoch)
         units = [[row] for row in rows]
         if cuts is not None:
@@ -140,6 +146,23 @@ class Truth:
             positions.append(list(range(len(order), len(order) + len(units[unit]))))
             order += units[unit]
         return order, positions
+
+    def _deal_shards(self, reading: Reading) -> tuple[list[Row], list[list[int]]]:
+        """Batch b is unit b // shards of shard b % shards; those behind a shard's end are empty."""
+        settings, length = self.streams[reading.stream], self.dataset(reading.stream).length
+        size, shards = settings.batch_size, settings.shards
+        assert size is not None
+        units = []
+        for shard in range(shards):
+            mine = list(range(shard, length, shards))
+            cut = [mine[a : a + size] for a in range(0, len(mine), size)]
+            units.append([u for u in cut if len(u) == size or not settings.drop_last])
+        batches = []
+        for unit in range(max(map(len, units))):
+            batches += [mine[unit] if unit < len(mine) else [] for mine in units]
+        while batches and not batches[-1]:
+            batches.pop()
+        return [(index, 0) for index in range(length)], batches
 
     # --- batches ----------------------------------------------------------------------------
 

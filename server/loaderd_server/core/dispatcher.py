@@ -57,9 +57,10 @@ class Dispatcher:
         """A dataset that has not been built yet."""
         self.teams.setdefault(dataset, Team(dataset))
 
-    def dataset_ready(self, dataset: str) -> None:
+    def dataset_ready(self, dataset: str, *, forks_locks: bool) -> None:
         """Workers can be forked from now on."""
         self.teams[dataset].is_ready = True
+        self.teams[dataset].forks_locks = forks_locks
 
     def dataset_lost(self, dataset: str, text: str) -> None:
         """Its zygote died, and all its workers: their jobs start again when it is back."""
@@ -123,8 +124,8 @@ class Dispatcher:
         if worker is None:
             return False
         job = team.take_first() if from_queue else source.begin(team.dataset)
-        if job is None:
-            return False
+        if job is None:  # no slot for it, this turn; what waits in the queue may have one
+            return first is not None
         self._give(team, worker, job)
         return True
 
@@ -264,7 +265,9 @@ class Dispatcher:
             team.submit(head.job)
             return
         timed_out = killed is not None
-        head.job.worker_lost(WorkerLoss(number, worker.pid, how, row, timed_out, False))
+        may_be_lock = timed_out and team.forks_locks and worker.tasks_done == 0
+        loss = WorkerLoss(number, worker.pid, how, row, timed_out, False, may_be_lock)
+        head.job.worker_lost(loss)
 
     def _count_death(self, team: Team, worker: Worker, how: str, head: Given | None) -> None:
         self._turn.log(

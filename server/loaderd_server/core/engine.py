@@ -150,7 +150,7 @@ class Core:
     def _dataset_ready(self, event: DatasetReady) -> None:
         streams = self._of_dataset(event.dataset)
         if streams:
-            self._dispatcher.dataset_ready(event.dataset)
+            self._dispatcher.dataset_ready(event.dataset, forks_locks=event.forks_locks)
         for stream in streams:
             self._opening.dataset_ready(stream, event.length, event.is_iterable)
 

@@ -42,6 +42,8 @@ class DatasetReady:
     dataset: str
     length: int | None
     is_iterable: bool = False
+    #: Workers are forked while other threads run: a lock that one of those holds stays locked in them.
+    forks_locks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

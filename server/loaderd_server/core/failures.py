@@ -139,8 +139,8 @@ def culprit(stream: str, index: int, deaths: int, loss: WorkerLoss) -> Failure:
     )
     if loss.timed_out:
         text = (
-            f"sample {index} kept its worker busy past workers.timeout_s {deaths} times (last "
-            f"{loss.where}, which was ended). {advice}, or raise workers.timeout_s"
+            f"sample {index} kept its worker busy for longer than workers.timeout_s ({loss.where}, "
+            f"which was ended). {advice}, or raise workers.timeout_s"
         )
         return Failure(ErrorCode.WORKER_TIMEOUT, index, "", text, where=loss.where)
     text = f"sample {index} ended its worker {deaths} times ({loss.where}, {loss.how}). {advice}"
@@ -150,6 +150,12 @@ def culprit(stream: str, index: int, deaths: int, loss: WorkerLoss) -> Failure:
 def deadly_batch(batch: int, deaths: int, loss: WorkerLoss) -> Failure:
     """The failure of a batch that ends its workers though no sample of it does alone."""
     code = ErrorCode.WORKER_TIMEOUT if loss.timed_out else ErrorCode.WORKER_DIED
+    if loss.timed_out:
+        text = (
+            f"batch {batch} kept its worker busy for longer than workers.timeout_s ({loss.where}, which "
+            f"was ended), and not with one sample: look at its collate, or raise workers.timeout_s"
+        )
+        return Failure(code, -1, "", text, where=loss.where)
     text = (
         f"batch {batch} ended its worker {deaths} times ({loss.where}, {loss.how}), though no sample "
         f"of it does so alone: look at its collate, and at the memory the whole batch needs"

@@ -21,6 +21,8 @@ class WorkerLoss:
     timed_out: bool
     #: Its zygote died, and every worker with it: likely not this job's doing.
     with_zygote: bool
+    #: It timed out at its first task, and may have inherited a lock: so may that.
+    may_be_lock: bool = False
 
     @property
     def where(self) -> str:

@@ -255,10 +255,12 @@ class Maker:
             self._search_on(job, loss)
         elif job.is_last_try:
             self.fail(job, deadly_batch(job.batch, job.deaths, loss))
-        elif job.deaths < _DEATHS_BEFORE_SEARCH:
+        elif job.deaths < _DEATHS_BEFORE_SEARCH and (not loss.timed_out or loss.may_be_lock):
             self.submit(job)
         elif loss.timed_out and loss.row is not None and 0 <= loss.row < len(job.positions):
             self._found(job, loss.row, loss)
+        elif loss.timed_out and job.stream.settings.on_error.policy is ErrorPolicy.RAISE:
+            self.fail(job, deadly_batch(job.batch, job.deaths, loss))
         else:
             job.search = PoisonSearch(len(job.positions), loss.row)
             self.submit(job)

@@ -82,10 +82,12 @@ class Scheduler:
 
     def give_up(self, dataset: str, text: str) -> None:
         """Fails the batch that each waiting cursor is at: the dataset's workers do not start."""
+        failed: set[Epoch] = set()
         for cursor, epoch in tuple(self._hungry(dataset)):
-            if cursor.epoch is not epoch:
+            if cursor.epoch is not epoch or epoch in failed:
                 continue
             if epoch.producer is not None:
+                failed.add(epoch)
                 self._maker.fail_next(epoch, epoch.producer, text)
                 continue
             batch = cursor.position if epoch.line is None else epoch.line.next_missing()
@@ -104,7 +106,7 @@ class Scheduler:
             batch = cursor.next_missing()
             if batch is None or cursor.sequence.stream.is_blocked:
                 continue
-            ahead = cursor.outstanding + (batch - cursor.position if epoch.line is None else 0)
+            ahead = cursor.outstanding + (batch - cursor.position if epoch.is_ordered else 0)
             due = cursor.served_tick + _BATCH_WORTH_TICKS * ahead
             if soonest is None or due < soonest[0]:
                 soonest = (due, cursor, epoch, batch)

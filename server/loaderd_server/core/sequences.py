@@ -94,6 +94,11 @@ class Epoch:
         self.samples_made = 0
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether each trainer reads it from its own place on."""
+        return self.line is None and self.producer is None
+
+    @property
     def is_unfinished_queue(self) -> bool:
         """Whether batches of it are still to be handed out, to whoever comes."""
         return self.line is not None and not self.line.is_over

@@ -96,6 +96,10 @@ class UnitJob(BatchJob):
         if self.stream.phase is Phase.CLOSED:
             self.maker.drop(self)
             return
+        if loss.with_zygote and self.zygote_losses == 0:
+            self.zygote_losses += 1
+            self.maker.submit(self)
+            return
         self.deaths += 1
         if loss.timed_out or self.deaths >= _MOST_DEATHS:
             self.maker.fail(self, deadly_batch(self.batch, self.deaths, loss))

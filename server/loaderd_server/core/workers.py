@@ -68,6 +68,8 @@ class Team:
         self.dataset = dataset
         #: Whether there is a zygote to fork from.
         self.is_ready = False
+        #: See DatasetReady.
+        self.forks_locks = False
         self.workers: dict[int, Worker] = {}
         #: Workers with something in hand.
         self.busy = 0

@@ -34,7 +34,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (tree({"batch_size": ...}), r"streams\.train: batch_size is missing"),
     (tree({"dataset": "photo"}), r"no dataset 'photo'; did you mean 'photos'\?"),
     (tree({"dataset": {"target": "nocolon"}}), r"dataset\.target: a target is written"),
-    (tree({"mode": "brodcast"}), r"mode: .*'broadcast', 'shard', 'queue' or 'independent'.*found 'brodcast'"),
+    (
+        tree({"mode": "brodcast"}),
+        r"mode: .*'broadcast', 'shard', 'queue' or 'independent'.*found 'brodcast'",
+    ),
     (tree({"seed": -1}), r"seed: .*greater than or equal to 0"),
     (tree({"seed": 2**63}), r"seed: .*less than or equal to"),
     (tree({"on_error": "skp"}), r"'raise', 'skip' or 'substitute'"),
