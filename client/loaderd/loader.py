@@ -318,7 +318,8 @@ class Loader:
     def _attach_again(self, error: LoaderdError) -> None:
         began = time.monotonic()
         patience_s = self.options.reconnect_s
-        log.warning("%s Waiting up to %g s for another (reconnect_s).", error, patience_s)
+        # As text: a record may be kept, and with an error the frames that hold batches.
+        log.warning("%s Waiting up to %g s for another (reconnect_s).", str(error), patience_s)
         self._finalizer()
         while True:
             try:

@@ -330,6 +330,8 @@ class FakeTrainer:
         check.that(message.epoch == self._epoch, message, "is of another epoch")
         if self._is_iterable:
             self._skip_holes(message.batch)
+            if isinstance(message, BatchFailed):
+                self._next = message.batch
         if not self.is_queue:
             check.that(message.batch == self._next, message, "where this batch is due:", self._next)
         self._next += 1

@@ -181,9 +181,19 @@ class StreamMaker:
                 built: Callable[[Any], Any] = target(**args)
                 return built
             return lambda samples: target(samples, **args)
-        own = getattr(self._dataset, "_get_collate_fn", None)
-        chosen: Callable[[Any], Any] | None = own() if own is not None else None
-        return None if chosen is default_collate else chosen
+        return own_collate(self._dataset)
+
+
+def own_collate(dataset: Any) -> Callable[[Any], Any] | None:
+    """The collate that a dataset brings (torch's ``_get_collate_fn``), where it is not the default."""
+    own = getattr(dataset, "_get_collate_fn", None)
+    chosen: Callable[[Any], Any] | None = own() if own is not None else None
+    return None if chosen is default_collate else chosen
+
+
+def collates_by_itself(dataset: Any) -> bool:
+    """Whether rows of its batches may depend on each other, for all that is known."""
+    return hasattr(dataset, "batch_load") or own_collate(dataset) is not None
 
 
 @dataclass(eq=False)

@@ -76,8 +76,8 @@ class Delivery:
         if epoch.producer is not None:
             self._look_at_end(cursor, epoch, epoch.producer)
 
-    def shard_ended(self, epoch: Epoch) -> None:
-        """A shard of an iterable dataset has no more: there are holes, or the end is known."""
+    def look_again(self, epoch: Epoch) -> None:
+        """Of an iterable dataset, a shard has ended, or a batch is lost: some may go on, or end."""
         for cursor in tuple(epoch.cursors):
             self.advance(cursor)
 

@@ -152,6 +152,8 @@ class Core:
         if streams:
             self._dispatcher.dataset_ready(event.dataset, forks_locks=event.forks_locks)
         for stream in streams:
+            if event.own_collate:
+                stream.uncuttable = "its dataset collates by itself"
             self._opening.dataset_ready(stream, event.length, event.is_iterable)
 
     def _dataset_failed(self, event: DatasetFailed) -> None:

@@ -44,6 +44,8 @@ class DatasetReady:
     is_iterable: bool = False
     #: Workers are forked while other threads run: a lock that one of those holds stays locked in them.
     forks_locks: bool = False
+    #: It makes its batches by rules of its own, so that nobody else can cut them.
+    own_collate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ class Maker:
         self._give_slot_back(job)
         producer.ended(job.batch % len(producer.shards), units)
         job.epoch.forget(job.batch)
-        self._delivery.shard_ended(job.epoch)
+        self._delivery.look_again(job.epoch)
 
     def fail_next(self, epoch: Epoch, producer: Producer, text: str) -> None:
         """The next batch of an iterable dataset cannot be made by any worker."""
@@ -233,6 +233,8 @@ class Maker:
         """Nobody wants it any more."""
         self._give_slot_back(job)
         job.epoch.forget(job.batch)
+        if job.epoch.producer is not None and job.stream.is_open:
+            self._delivery.look_again(job.epoch)
 
     def _give_slot_back(self, job: BatchJob) -> None:
         if job.slot is not None:

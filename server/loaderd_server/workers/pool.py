@@ -98,9 +98,12 @@ class WorkerPool:
         for worker in self._workers.values():
             worker.line.send(pack(Kind.ARENA, arena, size_bytes), [descriptor])
 
-    def _forks(self, dataset: str, threads: int) -> bool:
-        """Whether workers are forked while other threads run in the zygote."""
-        return threads > 1 and self._plans[dataset].process.start_method == "fork"
+    def _ready(
+        self, dataset: str, length: int | None, threads: int, is_iterable: bool, own_collate: bool
+    ) -> DatasetReady:
+        """The event for a BUILT frame."""
+        forks_locks = threads > 1 and self._plans[dataset].process.start_method == "fork"
+        return DatasetReady(dataset, length, is_iterable, forks_locks, own_collate)
 
     def start_worker(self, worker: int, dataset: str) -> None:
         """Has a worker forked; WorkerStarted or WorkerEnded tells how it went."""
@@ -175,9 +178,7 @@ class WorkerPool:
     def _on_zygote(self, dataset: str, kind: Kind, fields: Fields) -> None:
         match kind:
             case Kind.BUILT:
-                self._on_event(
-                    DatasetReady(dataset, fields[0], fields[2], self._forks(dataset, fields[1]))
-                )
+                self._on_event(self._ready(dataset, *fields))
             case Kind.FORKED:
                 self._forked(*fields)
             case Kind.ENDED:

@@ -18,6 +18,7 @@ from typing import Any
 from loaderd_protocol.errors import Failure
 from loaderd_server.batching.faults import failure_of
 from loaderd_server.batching.iterables import is_iterable, length_of
+from loaderd_server.batching.maker import collates_by_itself
 from loaderd_server.workers import process_setup
 from loaderd_server.workers.frames import Fields, Kind, failure_fields, pack
 from loaderd_server.workers.line import BlockingLine
@@ -48,7 +49,8 @@ class Zygote:
         gc.collect()
         gc.freeze()
         threads = len(os.listdir("/proc/self/task"))
-        self._line.send(pack(Kind.BUILT, length, threads, is_iterable(self._dataset)))
+        own_collate = collates_by_itself(self._dataset)
+        self._line.send(pack(Kind.BUILT, length, threads, is_iterable(self._dataset), own_collate))
         return True
 
     def serve(self) -> None:
