@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.utils.data import Subset
+
 from loaderd_server.batching.faults import failure_of
 from loaderd_server.batching.keys import Keys
 from loaderd_server.core.settings import ErrorPolicy
@@ -38,6 +40,16 @@ class Fetched:
     transform_s: float = 0.0
 
 
+def loads_at_once(dataset: Any) -> bool:
+    """Whether a dataset loads a batch's samples in one call. As torch asks: it may say None for that.
+
+    A torch Subset offers the call for any dataset, and only loops where that one has none.
+    """
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "__getitems__", None))
+
+
 class Fetcher:
     """Loads and transforms for one stream in one worker."""
 
@@ -58,8 +70,7 @@ class Fetcher:
         self._seeds_transform = any(
             not getattr(transform, "uses_only_given_rng", False) for transform in transforms
         )
-        #: As torch asks: a dataset may say ``__getitems__ = None``.
-        self.is_batched = bool(getattr(dataset, "__getitems__", None))
+        self.is_batched = loads_at_once(dataset)
 
     def fetch(self, task: SampleTask, policy: ErrorPolicy) -> Fetched:
         """The samples of a task. ``raise`` ends at the first failure, the others go through all.

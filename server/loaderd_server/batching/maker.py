@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -262,4 +263,6 @@ def _build(target: Target) -> Callable[[Any, Any], Any]:
         return built
     if not args:
         return named  # type: ignore[no-any-return]
-    return lambda sample, rng: named(sample, rng, **args)
+    bound = functools.partial(named, **args)
+    bound.uses_only_given_rng = getattr(named, "uses_only_given_rng", False)  # type: ignore[attr-defined]
+    return bound

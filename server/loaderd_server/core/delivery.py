@@ -11,7 +11,7 @@ from loaderd_protocol.messages import (
     BatchFailed,
     EpochEnded,
 )
-from loaderd_server.core.actions import Tell
+from loaderd_server.core.actions import Severity, Tell
 from loaderd_server.core.credits import take_back_promise
 from loaderd_server.core.endless import Producer
 from loaderd_server.core.lagging import Lagging
@@ -99,6 +99,9 @@ class Delivery:
         is_left = next(line.waiting(1), None) is not None
         for cursor in epoch.cursors:
             self._note_waiting(cursor, is_left)
+        if not is_left and not line.is_over and line.idle_since is None:
+            line.idle_since = self._turn.now
+            self._turn.wake_at(self._turn.now + epoch.sequence.stream.settings.sharing.patience_s)
 
     def join_queue(self, cursor: Cursor, epoch: Epoch, done: tuple[int, ...]) -> bool:
         """Whether this is a queue's epoch; batches ``done`` before are not given again."""
@@ -190,8 +193,31 @@ class Delivery:
             cursor.waiting_since = None
 
     def timer_fired(self, stream: Stream) -> None:
-        """Trainers that others waited for too long leave the window."""
+        """Trainers that others waited for too long leave the window, or are told of."""
         self._lag.timer_fired(stream)
+        if stream.settings.mode is Mode.QUEUE:
+            for sequence in stream.sequences.values():
+                for epoch in sequence.epochs.values():
+                    if epoch.line is not None:
+                        self._look_at_queue(stream, epoch, epoch.line)
+
+    def _look_at_queue(self, stream: Stream, epoch: Epoch, line: Line) -> None:
+        """Says once who keeps the end of a queue waiting."""
+        if line.idle_since is None or line.is_over or line.has_been_told_of:
+            return
+        due = line.idle_since + stream.settings.sharing.patience_s
+        if self._turn.now < due:
+            self._turn.wake_at(due)
+            return
+        waits = [c.lease for c in epoch.cursors if not c.has_undone]
+        has = [c.lease for c in epoch.cursors if c.has_undone]
+        if waits and has:
+            line.has_been_told_of = True
+            self._turn.log(
+                Severity.WARNING,
+                f"the end of epoch {epoch.number} of queue {stream.name!r} waits: trainers {has} have "
+                f"{line.left} batches that they are not done with, and trainers {waits} nothing to do",
+            )
 
     def take_back(self, cursor: Cursor, slot: Slot | None) -> None:
         """One announcement is released: its credit is free, its slot may be."""

@@ -23,6 +23,9 @@ class Line:
         self._head = 0
         #: Batches that are not over yet.
         self.left = batches
+        #: Since when no batch waits for a trainer; who then keeps the others waiting was told of.
+        self.idle_since: float | None = None
+        self.has_been_told_of = False
 
     @property
     def is_over(self) -> bool:

@@ -267,6 +267,11 @@ class Cursor:
         return -1 if self.epoch is None else self.epoch.number
 
     @property
+    def has_undone(self) -> bool:
+        """Whether a queue gave it batches that it is not done with."""
+        return self.handed.done < len(self.handed.batches)
+
+    @property
     def credits(self) -> int:
         """How many more batches it may be told of now."""
         return max(0, self.grant - self.outstanding)
