@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,15 +42,18 @@ class Mixture:
         #: One past the last index of each source.
         self._ends = np.cumsum(self.lengths)
         self._starts = self._ends - self.lengths
+        self._length = sum(lengths)
+        #: As numbers of Python's: one index is found ten times faster in these than in an array.
+        self._bounds: list[int] = self._ends.tolist()
         self.uses_only_given_rng = self._all_say("uses_only_given_rng")
         self.cacheable = self._all_say("cacheable")
 
     def __len__(self) -> int:
-        return int(self.lengths.sum())
+        return self._length
 
     def __getitem__(self, index: int) -> Any:
         self._check(index, index)
-        source = int(np.searchsorted(self._ends, index, side="right"))
+        source = bisect_right(self._bounds, index)
         own_index = index - int(self._starts[source])
         try:
             return self._datasets[source][own_index]
@@ -61,9 +65,9 @@ class Mixture:
         return all(getattr(dataset, promise, False) for dataset in self._datasets)
 
     def _check(self, least: int, most: int) -> None:
-        if least < 0 or most >= len(self):
+        if least < 0 or most >= self._length:
             wrong = least if least < 0 else most
-            raise IndexError(f"index {wrong} of {len(self)} samples in the mixture")
+            raise IndexError(f"index {wrong} of {self._length} samples in the mixture")
 
 
 class BatchedMixture(Mixture):

@@ -155,6 +155,11 @@ def test_orders_are_a_function_of_seed_and_epoch(exhausted: str) -> None:
     )
 
 
+def test_orders_stay_what_they_are_so_that_states_stay_good() -> None:
+    order = mixed(1, 2, [6, 4], rules(2, 1, exhausted="drop"))
+    assert order.tolist() == [4, 1, 7, 3, 0, 9, 6, 5, 2, 8]
+
+
 def test_weights_of_any_size_give_finite_orders() -> None:
     order = mixed(0, 0, [5, 5], rules(1e300, 5e-324, exhausted="drop"))
     assert sorted(order.tolist()) == list(range(10))
