@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from loaderd_server.units import parse_size
 
@@ -29,6 +38,47 @@ class TargetConfig(Model):
 
     target: TargetName
     args: dict[str, Any] = {}
+
+
+class SourceConfig(Model):
+    """One of the datasets of a mixture."""
+
+    dataset: str | TargetConfig
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    sampler: Literal["sequential", "random"] | None = None
+
+
+class MixtureConfig(Model):
+    """Several datasets as one; ``samples`` is the length of an epoch where sources repeat."""
+
+    mixture: list[SourceConfig] = Field(min_length=1, max_length=1024)
+    exhausted: Literal["stop", "repeat", "drop"] = "stop"
+    samples: int | None = Field(None, ge=1, le=2**30)
+
+    @model_validator(mode="after")
+    def _ends_once(self) -> MixtureConfig:
+        if self.samples is not None and self.exhausted != "repeat":
+            raise ValueError(
+                f"samples is given, but with exhausted: {self.exhausted} the sources end the epoch; "
+                f"set exhausted: repeat, or leave samples out"
+            )
+        return self
+
+
+def _kind_of_dataset(value: object) -> str:
+    """Which of the three a stream's dataset is, so that only its own errors are told."""
+    if isinstance(value, dict):
+        is_target = "target" in value or not value.keys() & MixtureConfig.model_fields.keys()
+        return "TargetConfig" if is_target else "MixtureConfig"
+    return type(value).__name__ if isinstance(value, Model) else "name"
+
+
+DatasetChoice = Annotated[
+    Annotated[str, Tag("name")]
+    | Annotated[TargetConfig, Tag("TargetConfig")]
+    | Annotated[MixtureConfig, Tag("MixtureConfig")],
+    Discriminator(_kind_of_dataset),
+]
 
 
 class WorkersConfig(Model):
@@ -98,7 +148,7 @@ class AwaitConfig(Model):
 class StreamConfig(Model):
     """A deterministic sequence of batches."""
 
-    dataset: str | TargetConfig
+    dataset: DatasetChoice
     mode: Literal["broadcast", "shard", "queue", "independent"] = "broadcast"
     lag: Literal["follow", "wait"] = "follow"
     patience_s: float = Field(30.0, gt=0)
@@ -147,6 +197,17 @@ class StreamConfig(Model):
                     f"{{target: 'module:callable', args: {{...}}}}"
                 )
         return value
+
+    @model_validator(mode="after")
+    def _order_of_a_mixture(self) -> StreamConfig:
+        is_mixture = isinstance(self.dataset, MixtureConfig)
+        if is_mixture and isinstance(self.sampler, SamplerConfig):
+            raise ValueError(
+                "a mixture draws its own order, by its weights: sampler can only be random or "
+                "sequential, which is how each source is walked. For a sampler of your own over "
+                "several datasets, make them one dataset (torch.utils.data.ConcatDataset)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _size_of_batches(self) -> StreamConfig:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from loaderd_server.config import Config, StreamConfig
+from loaderd_server.config import Config, MixtureConfig, StreamConfig, TargetConfig
 
 _VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_]\w*)(?::-([^}]*))?\})")
 
@@ -176,10 +176,7 @@ def _cross_check(config: Config) -> list[str]:
     problems = []
     least = config.workers.count + 2
     for name, stream in config.streams.items():
-        dataset = stream.dataset
-        if isinstance(dataset, str) and dataset not in config.datasets:
-            nearest = _nearest(dataset, list(config.datasets))
-            problems.append(f"  streams.{name}.dataset: there is no dataset {dataset!r}{nearest}")
+        problems += _unknown_datasets(f"streams.{name}.dataset", stream.dataset, config)
         if isinstance(stream.slots, int) and stream.slots < least:
             problems.append(
                 f"  streams.{name}.slots: {stream.slots} is too few; {config.workers.count} workers "
@@ -187,6 +184,23 @@ def _cross_check(config: Config) -> list[str]:
             )
         problems += _slots_over_budget(name, stream, config)
     return problems
+
+
+def _unknown_datasets(
+    place: str, dataset: str | TargetConfig | MixtureConfig, config: Config
+) -> list[str]:
+    if isinstance(dataset, MixtureConfig):
+        return [
+            problem
+            for number, source in enumerate(dataset.mixture)
+            for problem in _unknown_datasets(
+                f"{place}.mixture[{number}].dataset", source.dataset, config
+            )
+        ]
+    if not isinstance(dataset, str) or dataset in config.datasets:
+        return []
+    nearest = _nearest(dataset, list(config.datasets))
+    return [f"  {place}: there is no dataset {dataset!r}{nearest}"]
 
 
 def _slots_over_budget(name: str, stream: StreamConfig, config: Config) -> list[str]:

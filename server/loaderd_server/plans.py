@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loaderd_server.config import Config, SamplerConfig, StreamConfig, TargetConfig
+from loaderd_server import mixtures
+from loaderd_server.config import (
+    Config,
+    MixtureConfig,
+    SamplerConfig,
+    StreamConfig,
+    TargetConfig,
+)
 from loaderd_server.core.settings import (
     CoreSettings,
     ErrorPolicy,
@@ -64,9 +70,8 @@ def _by_dataset(config: Config) -> dict[str, tuple[TargetConfig, tuple[StreamPla
     found: dict[str, tuple[TargetConfig, tuple[StreamPlan, ...]]] = {}
     for name, stream in config.streams.items():
         dataset = _dataset_name(name, stream)
-        inline = stream.dataset
-        target = config.datasets[inline] if isinstance(inline, str) else inline
-        _target, streams = found.get(dataset, (target, ()))
+        target = _target(config, stream)
+        _same, streams = found.get(dataset, (target, ()))
         found[dataset] = (target, (*streams, _plan(name, stream)))
     return found
 
@@ -74,6 +79,12 @@ def _by_dataset(config: Config) -> dict[str, tuple[TargetConfig, tuple[StreamPla
 def _dataset_name(stream_name: str, stream: StreamConfig) -> str:
     """A dataset written within a stream goes by the stream's name."""
     return stream.dataset if isinstance(stream.dataset, str) else f"streams.{stream_name}"
+
+
+def _target(config: Config, stream: StreamConfig) -> TargetConfig:
+    if isinstance(stream.dataset, MixtureConfig):
+        return mixtures.target(config, stream.dataset, has_collate=stream.collate != "default")
+    return config.datasets[stream.dataset] if isinstance(stream.dataset, str) else stream.dataset
 
 
 def _settings(config: Config, name: str, stream: StreamConfig) -> StreamSettings:
@@ -112,22 +123,26 @@ def _order(config: Config, stream: StreamConfig) -> tuple[tuple[str, str], ...]:
 
     Targets go by name, arguments by a digest: states of trainers carry this.
     """
-    dataset = stream.dataset
-    target = config.datasets[dataset] if isinstance(dataset, str) else dataset
-    facts = {"dataset": target.target, "dataset_args": _digest(target.args)}
-    sampler = stream.sampler
-    if isinstance(sampler, str):
-        facts["sampler"] = sampler
+    target = _target(config, stream)
+    if isinstance(stream.dataset, MixtureConfig):
+        facts = mixtures.facts(stream.dataset, str(stream.sampler))
+        facts["sources"] = _digest(target.args["sources"])
     else:
-        plan = _sampler(sampler)
-        facts["sampler"] = plan.target or plan.kind
-        facts["sampler_args"] = _digest(plan.args)
+        facts = {"dataset": target.target, "dataset_args": _digest(target.args)}
+        facts |= _order_of_sampler(stream.sampler)
     if stream.mode == "shard":
         facts["drop_last"] = str(stream.drop_last).lower()
     return tuple(facts.items())
 
 
-def _digest(args: Mapping[str, Any]) -> str:
+def _order_of_sampler(sampler: str | SamplerConfig) -> dict[str, str]:
+    if isinstance(sampler, str):
+        return {"sampler": sampler}
+    plan = _sampler(sampler)
+    return {"sampler": plan.target or plan.kind, "sampler_args": _digest(plan.args)}
+
+
+def _digest(args: Any) -> str:
     text = json.dumps(args, sort_keys=True, default=str)
     return text if len(text) <= _SHORT_ARGS else hashlib.blake2b(text.encode()).hexdigest()[:16]
 
@@ -139,11 +154,17 @@ def _plan(name: str, stream: StreamConfig) -> StreamPlan:
         seed=stream.seed,
         batch_size=stream.batch_size,
         drop_last=stream.drop_last,
-        sampler=_sampler(stream.sampler),
+        sampler=_sampler_of(stream),
         transforms=tuple(_transform(item) for item in stream.transform),
         collate=_collate(stream),
         on_error=ErrorPolicy(stream.on_error.policy),
     )
+
+
+def _sampler_of(stream: StreamConfig) -> SamplerPlan:
+    if isinstance(stream.dataset, MixtureConfig):
+        return mixtures.sampler(stream.dataset, str(stream.sampler))
+    return _sampler(stream.sampler)
 
 
 def _sampler(sampler: str | SamplerConfig) -> SamplerPlan:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from loaderd_server.batching.imports import load
+from loaderd_server.batching.mixing import MixingRules, mixed
 from loaderd_server.core.settings import Mode
 from loaderd_server.core.tasks import Indices, OrderDone, OrderTask
 from loaderd_server.workers.plan import StreamPlan
@@ -102,6 +103,10 @@ def _target(task: OrderTask, plan: StreamPlan, dataset: Any) -> Indices:
     return _whole(list(_user_sampler(plan, dataset, task)), plan)
 
 
+def _mixture(task: OrderTask, plan: StreamPlan, dataset: Any) -> Indices:
+    return mixed(task.seed, task.epoch, dataset.lengths, MixingRules.of(plan.sampler.args))
+
+
 def _user_sampler(plan: StreamPlan, dataset: Any, task: OrderTask) -> Any:
     assert plan.sampler.target is not None
     return load(plan.sampler.target)(dataset, seed=task.seed, epoch=task.epoch, **plan.sampler.args)
@@ -136,4 +141,5 @@ _DRAWS: dict[str, Callable[[OrderTask, StreamPlan, Any], Indices]] = {
     "weighted": _weighted,
     "subset": _subset,
     "target": _target,
+    "mixture": _mixture,
 }

@@ -25,8 +25,9 @@ class SamplerPlan:
     """How an epoch's order is drawn.
 
     ``kind``: "sequential", "random", "weighted" (args: weights, num_samples, replacement),
-    "subset" (args: indices), "target" (a sampler of indices) or "batch_target" (a sampler of
-    batches of indices). ``target`` is set for the last two.
+    "subset" (args: indices), "mixture" (args: weights, samplers, exhausted, samples), "target" (a
+    sampler of indices) or "batch_target" (a sampler of batches of indices). ``target`` is set for
+    the last two.
     """
 
     kind: str

@@ -15,6 +15,7 @@ from loaderd_server.config_file import ConfigError, parse_config, read_config
 from loaderd_server.core.settings import ErrorPolicy, Mode
 from loaderd_server.plans import core_settings, dataset_plans
 from loaderd_server.units import parse_size, show_size
+from loaderd_server.workers.plan_codec import decode_plan, encode_plan
 
 
 def tree(stream: dict[str, Any] | None = None, **top: Any) -> dict[str, Any]:
@@ -24,6 +25,12 @@ def tree(stream: dict[str, Any] | None = None, **top: Any) -> dict[str, Any]:
     return {"datasets": {"photos": {"target": "a.b:C"}}, "streams": {"train": settings}, **top}
 
 
+def mixed(*sources: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """Settings of a stream over a mixture."""
+    return {"dataset": {"mixture": list(sources), **settings}}
+
+
+GOOD: dict[str, Any] = {"dataset": "photos", "weight": 0.7}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, r"streams: Field required"),
     ({"streams": {}}, r"streams: .*at least 1 item"),
@@ -64,6 +71,31 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (tree(workers={"affinity": "core"}), r"affinity: .*'none', 'cores' or 'numa'"),
     (tree(workers={"niceness": 20}), r"niceness: .*less than or equal to 19"),
     (tree(workers={"worker_init": "f"}), r"worker_init: a target is written"),
+    (
+        tree(mixed(GOOD, {"dataset": "photo"})),
+        r"train\.dataset\.mixture\[1\]\.dataset: there is no dataset 'photo'; did you mean 'photos'",
+    ),
+    (tree(mixed()), r"dataset\.mixture: List should have at least 1 item"),
+    (tree(mixed({**GOOD, "weight": 0})), r"mixture\[0\]\.weight: .*greater than 0 \(found 0\)"),
+    (tree(mixed({**GOOD, "weight": float("inf")})), r"weight: Input should be a finite number"),
+    (tree(mixed({**GOOD, "wieght": 2})), r"\[0\]\.wieght: unknown key; did you mean 'weight'\?"),
+    (tree(mixed({**GOOD, "sampler": {}})), r"\[0\]\.sampler: .*'sequential' or 'random'"),
+    (tree(mixed({"dataset": {"target": "x"}})), r"\[0\]\.dataset\.target: a target is written"),
+    (tree(mixed(GOOD, exhausted="halt")), r"exhausted: .*'stop', 'repeat' or 'drop'.*'halt'"),
+    (tree(mixed(GOOD, exhuasted="stop")), r"exhuasted: unknown key; did you mean 'exhausted'\?"),
+    (tree(mixed(GOOD, exhausted="repeat", samples=0)), r"samples: .*greater than or equal to 1"),
+    (
+        tree(mixed(GOOD, samples=9)),
+        r"train\.dataset: samples is given, but with exhausted: stop .* set exhausted: repeat",
+    ),
+    (
+        tree({**mixed(GOOD), "sampler": {"subset": {"indices": [1]}}}),
+        r"streams\.train: a mixture draws its own order.*sampler can only be random or sequential",
+    ),
+    (
+        tree({**mixed(GOOD), "sampler": {"batch_target": "a:b"}, "batch_size": ...}),
+        r"streams\.train: a mixture draws its own order.*make them one dataset",
+    ),
     (
         tree({"dataset": "${NO_SUCH_THING}"}),
         r"streams\.train\.dataset: .*no variable NO_SUCH_THING",
@@ -146,6 +178,51 @@ def test_a_dataset_within_a_stream_goes_by_the_streams_name() -> None:
     assert [plan.name for plan in dataset_plans(config, Path("/"))] == ["streams.train"]
 
 
+def test_a_mixture_becomes_one_dataset_and_a_sampler() -> None:
+    inline = {"target": "m:D", "args": {"n": 3}}
+    sources = (GOOD, {"dataset": inline, "weight": 0.3, "sampler": "sequential"})
+    source = tree({**mixed(*sources, exhausted="repeat", samples=50), "collate": "m:c"})
+    source["datasets"]["photos"]["args"] = {"root": "/p"}
+    config = parse_config(source)
+    (plan,) = dataset_plans(config, Path("/"))
+    assert plan.name == core_settings(config).streams[0].dataset == "streams.train"
+    assert plan.dataset.target == "loaderd_server.datasets.mixture:mixture"
+    assert plan.dataset.args == {
+        "sources": [
+            {"name": "photos", "target": "a.b:C", "args": {"root": "/p"}},
+            {"name": "m:D", "target": "m:D", "args": {"n": 3}},
+        ],
+        "has_collate": True,
+    }
+    sampler = plan.streams[0].sampler
+    assert (sampler.kind, sampler.args) == (
+        "mixture",
+        {
+            "weights": [0.7, 0.3], "samplers": ["random", "sequential"],
+            "exhausted": "repeat", "samples": 50,
+        },
+    )  # fmt: skip
+    assert decode_plan(encode_plan(plan)) == plan
+
+
+def test_states_name_what_fixes_the_orders_of_a_mixture() -> None:
+    def facts(**settings: Any) -> dict[str, str]:
+        weighted = {**GOOD, "weight": settings.pop("weight", 0.7)}
+        source = tree(mixed(weighted, {"dataset": {"target": "m:D"}}, **settings))
+        return dict(core_settings(parse_config(source)).streams[0].order)
+
+    ours = facts()
+    assert ours.pop("sources")
+    assert ours == {
+        "dataset": "mixture of photos, m:D",
+        "weights": "0.7, 1",
+        "sampler": "random",
+        "exhausted": "stop",
+    }
+    assert facts(weight=2)["weights"] == "2, 1"
+    assert facts(exhausted="repeat", samples=7)["epoch_samples"] == "7"
+
+
 def test_streams_of_one_dataset_share_its_plan() -> None:
     source = tree()
     source["streams"]["val"] = {"dataset": "photos", "batch_size": 1, "sampler": "sequential"}
@@ -159,7 +236,7 @@ def test_streams_of_one_dataset_share_its_plan() -> None:
         st.lists(inner, max_size=3),
         st.dictionaries(
             st.sampled_from(["streams", "datasets", "workers", "target", "args", "dataset",
-                             "batch_size", "sampler", "memory", "transform", "x"]),
+                             "batch_size", "sampler", "memory", "transform", "mixture", "x"]),
             inner, max_size=4),
     ), max_leaves=12))  # fmt: skip
 def test_any_tree_is_a_configuration_or_a_config_error(value: Any) -> None:

@@ -12,7 +12,9 @@ from pydantic_core import PydanticUndefined
 
 from loaderd_server.config import (
     Config,
+    MixtureConfig,
     OnErrorConfig,
+    SourceConfig,
     StreamConfig,
     TargetConfig,
     WorkersConfig,
@@ -39,6 +41,8 @@ def test_every_shipped_configuration_loads(path: Path) -> None:
         (TargetConfig, REFERENCE["datasets"]["photos"]),
         (StreamConfig, REFERENCE["streams"]["train"]),
         (OnErrorConfig, REFERENCE["streams"]["train"]["on_error"]),
+        (MixtureConfig, REFERENCE["streams"]["mixed"]["dataset"]),
+        (SourceConfig, REFERENCE["streams"]["mixed"]["dataset"]["mixture"][0]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -55,13 +59,15 @@ def test_the_reference_shows_every_setting_and_no_other(
         (WorkersConfig, ("workers",)),
         (StreamConfig, ("streams", "train")),
         (OnErrorConfig, ("streams", "train", "on_error")),
+        (MixtureConfig, ("streams", "mixed", "dataset")),
+        (SourceConfig, ("streams", "mixed", "dataset", "mixture", 0)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_the_reference_shows_defaults(model: type[BaseModel], place: tuple[str, ...]) -> None:
+def test_the_reference_shows_defaults(model: type[BaseModel], place: tuple[str | int, ...]) -> None:
     loaded: Any = parse_config(REFERENCE)
     for name in place:
-        loaded = loaded[name] if isinstance(loaded, dict) else getattr(loaded, name)
+        loaded = getattr(loaded, str(name)) if isinstance(loaded, BaseModel) else loaded[name]
     for name, field in model.model_fields.items():
         has_default = field.default is not PydanticUndefined
         if has_default and name not in ("datasets", "batch_size"):
