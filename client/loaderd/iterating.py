@@ -39,6 +39,8 @@ class EpochIterator(Iterator[Any]):
         #: Batches are announced in order: the next one, and the one behind the last.
         self._expected = 0
         self._end: int | None = None
+        #: Samples of the epoch for this rank; -1 while, or where, nobody knows.
+        self._positions = -1
         self._cutter: Cutter | None = None
         self._begin()
         loader.began(self._progress)
@@ -103,6 +105,7 @@ class EpochIterator(Iterator[Any]):
         progress, described = self._progress, self._loader.described
         made, size = described.batch_size, self._loader.cut_size
         self._end = None if told.batches < 0 else told.batches
+        self._positions = told.positions
         if progress.is_to_be_found:
             self._expected = told.batch
             samples = told.batch * made
@@ -220,6 +223,8 @@ class EpochIterator(Iterator[Any]):
         progress, made = self._progress, self._loader.described.batch_size
         progress.batches += 1
         progress.samples = progress.batches * made if made else progress.samples + rows
+        if 0 <= self._positions < progress.samples and not self._is_queue:
+            progress.samples = self._positions  # the last batch is shorter
         if self._loader.described.shards:
             self._note_shard(arrival)
         if self._is_queue:
