@@ -130,6 +130,7 @@ class EpochIterator(Iterator[Any]):
                 f"{self._loader.stream!r} (batch_size {described.batch_size}), which cannot be cut: "
                 f"{described.uncuttable}. Resume with the batch size that the state was made with"
             )
+        progress.batches = progress.samples // size
         self._cutter = Cutter(
             size, described.batch_size, told.positions, progress.samples,
             drop_last=described.drop_last,
@@ -220,12 +221,15 @@ class EpochIterator(Iterator[Any]):
 
     def _given(self, arrival: Arrival, rows: int) -> None:
         """One of the stream's batches was given out, failed, or was passed over."""
-        progress, made = self._progress, self._loader.described.batch_size
-        progress.batches += 1
-        progress.samples = progress.batches * made if made else progress.samples + rows
-        if 0 <= self._positions < progress.samples and not self._is_queue:
-            progress.samples = self._positions  # the last batch is shorter
-        if self._loader.described.shards:
+        progress, described = self._progress, self._loader.described
+        is_counted = described.batch_size and not described.shards and not self._is_queue
+        if is_counted:
+            end = (arrival.batch + 1) * described.batch_size
+            progress.samples = min(end, self._positions)  # the last batch is shorter
+        else:
+            progress.samples += rows
+        progress.batches = progress.batches + 1 if self._is_queue else arrival.batch + 1
+        if described.shards:
             self._note_shard(arrival)
         if self._is_queue:
             progress.given += 1
@@ -235,7 +239,6 @@ class EpochIterator(Iterator[Any]):
     def _note_shard(self, arrival: Arrival) -> None:
         """An iterable dataset's batches are numbered over its shards, and each tells its state."""
         progress, shards = self._progress, self._loader.described.shards
-        progress.batches = arrival.batch + 1
         if isinstance(arrival, Announce) and arrival.state:
             shard, unit = arrival.batch % shards, arrival.batch // shards + 1
             progress.states[shard] = ShardState(shard, unit, arrival.state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import threading
@@ -23,6 +24,7 @@ from loaderd_protocol.address import Address, resolve
 from loaderd_protocol.errors import (
     DaemonLost,
     DaemonNotRunning,
+    DaemonTimeout,
     LoaderClosed,
     LoaderdError,
     StateMismatch,
@@ -128,7 +130,8 @@ class Loader:
         #: Of the iterator begun last; None before the first, and after ``load_state_dict``.
         self._progress: Progress | None = None
         self._next = Place()
-        self._order: str | None = None
+        #: What a daemon that comes back must serve again.
+        self._facts: dict[str, Any] | None = None
         self._attach()
         mode, size = self.described.mode, request.batch_size or self.described.batch_size
         self._next = first_place(options.start, mode, size)
@@ -145,7 +148,7 @@ class Loader:
         self._finalizer = weakref.finalize(self, self._connection.close)
         try:
             subscription, self.described = self._subscribe(within_batch=False)
-            self._check_order(self.described.order)
+            self._check_stream(self.described)
         except BaseException:
             self._finalizer()
             raise
@@ -160,19 +163,21 @@ class Loader:
         subscription = Subscription(self._connection, number, request)
         return subscription, subscription.opened()
 
-    def _check_order(self, order: str) -> None:
+    def _check_stream(self, described: Subscribed) -> None:
         """A daemon that came back must serve the same stream.
 
         Raises: StateMismatch.
         """
-        if self._order not in (None, order):
-            ours = resume.Stream(self.stream, order, 0, 1, cut_by_sampler=False).facts
-            theirs = resume.Stream(self.stream, self._order or "", 0, 1, cut_by_sampler=False).facts
+        facts: dict[str, Any] = json.loads(described.order)
+        if not self._request.batch_size:
+            facts["batch_size"] = described.batch_size
+        if self._facts not in (None, facts):
+            found = resume.differences(facts, self._facts or {}, "now", "before")
             raise StateMismatch(
-                f"the daemon came back with another stream {self.stream!r}: "
-                f"{'; '.join(resume.differences(ours, theirs))} (as of before)"
+                f"the daemon came back with another stream {self.stream!r}: {'; '.join(found)}. Connect "
+                f"anew, or start a daemon with the configuration of before"
             )
-        self._order = order
+        self._facts = facts
 
     def _count(self, described: Subscribed) -> int:
         size = self.cut_size
@@ -324,7 +329,7 @@ class Loader:
         while True:
             try:
                 self._attach()
-            except (DaemonNotRunning, DaemonLost):
+            except (DaemonNotRunning, DaemonLost, DaemonTimeout):
                 if time.monotonic() - began >= patience_s:
                     raise error from None
                 time.sleep(_LOOK_S)

@@ -82,10 +82,15 @@ def read_states(states: State | Sequence[State], stream: Stream) -> Place:
     return _of_shard(given, stream)
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+def differences(
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    here: str = "here",
+    there: str = "in the state",
+) -> list[str]:
     """Each fact that is not the same, in words."""
     return [
-        f"{name} is {ours.get(name)!r} here and {theirs.get(name)!r} in the state"
+        f"{name} is {ours.get(name)!r} {here} and {theirs.get(name)!r} {there}"
         for name in sorted({*ours, *theirs})
         if ours.get(name) != theirs.get(name)
     ]
