@@ -11,9 +11,9 @@ import pytest
 import torch
 from tests.support import case_datasets
 from tests.support.making import Bench
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
-from loaderd_server.batching.fetch import NO_ROW
+from loaderd_server.batching.fetch import NO_ROW, loads_at_once
 from loaderd_server.batching.keys import Keys
 from loaderd_server.core.settings import ErrorPolicy
 from loaderd_server.core.tasks import (
@@ -294,3 +294,23 @@ def test_the_default_collate_by_name_is_written_straight_into_the_slot() -> None
             return default_collate
 
     assert Bench(Default()).batch([1, 2]).tolist() == [1, 2]
+
+
+def test_a_subset_of_a_dataset_without_getitems_is_loaded_sample_by_sample() -> None:
+    plain, batched = Subset(_OneByOne(), [2, 0]), Subset(_AtOnce(), [2, 0])
+    assert not loads_at_once(plain)
+    assert not loads_at_once(Subset(plain, [1]))
+    assert loads_at_once(batched)
+
+
+class _OneByOne(Dataset[int]):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class _AtOnce(_OneByOne):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return indices
