@@ -14,6 +14,7 @@ from loaderd_protocol.messages import (
     Announce,
     BatchEmpty,
     BatchFailed,
+    Done,
     Release,
     Start,
     Subscribe,
@@ -150,7 +151,9 @@ class Bench:
         if start is not None:
             self.say(lease, Start(0, 1, 0, start))
 
-    def say(self, lease: int, message: Subscribe | Start | Unsubscribe | Release) -> list[Action]:
+    def say(
+        self, lease: int, message: Subscribe | Start | Unsubscribe | Release | Done
+    ) -> list[Action]:
         """A trainer's message."""
         return self.event(TrainerSaid(lease, message))
 
