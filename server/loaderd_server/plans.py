@@ -63,7 +63,7 @@ def dataset_plans(config: Config, directory: Path) -> tuple[DatasetPlan, ...]:
 def _by_dataset(config: Config) -> dict[str, tuple[TargetConfig, tuple[StreamPlan, ...]]]:
     found: dict[str, tuple[TargetConfig, tuple[StreamPlan, ...]]] = {}
     for name, stream in config.streams.items():
-        dataset = _dataset_name(name, stream)
+        dataset = dataset_name(name, stream)
         inline = stream.dataset
         target = config.datasets[inline] if isinstance(inline, str) else inline
         _target, streams = found.get(dataset, (target, ()))
@@ -71,7 +71,12 @@ def _by_dataset(config: Config) -> dict[str, tuple[TargetConfig, tuple[StreamPla
     return found
 
 
-def _dataset_name(stream_name: str, stream: StreamConfig) -> str:
+def datasets_of(config: Config) -> dict[str, TargetConfig]:
+    """The datasets that streams draw from."""
+    return {name: target for name, (target, _streams) in _by_dataset(config).items()}
+
+
+def dataset_name(stream_name: str, stream: StreamConfig) -> str:
     """A dataset written within a stream goes by the stream's name."""
     return stream.dataset if isinstance(stream.dataset, str) else f"streams.{stream_name}"
 
@@ -80,7 +85,7 @@ def _settings(config: Config, name: str, stream: StreamConfig) -> StreamSettings
     on_error = stream.on_error
     return StreamSettings(
         name=name,
-        dataset=_dataset_name(name, stream),
+        dataset=dataset_name(name, stream),
         mode=Mode(stream.mode),
         seed=stream.seed,
         batch_size=stream.batch_size,

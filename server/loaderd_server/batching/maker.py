@@ -220,6 +220,12 @@ class Maker:
             case MeasureIterateTask():
                 return stream.measure_first(task)
 
+    def change_plan(self, plan: DatasetPlan) -> None:
+        """Streams were added, changed or removed; what was built for those that stay is kept."""
+        self.plan = plan
+        kept = [name for name, maker in self._streams.items() if maker.plan in plan.streams]
+        self._streams = {name: self._streams[name] for name in kept}
+
     def _stream(self, name: str) -> StreamMaker:
         found = self._streams.get(name)
         if found is None:

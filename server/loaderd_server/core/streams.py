@@ -76,6 +76,8 @@ class Stream:
         self.phase = Phase.WAITING
         #: Why it is closed.
         self.failure: Failure | None = None
+        #: A reload of the configuration took it out, or put another of its name in its place.
+        self.is_removed = False
         #: ``len(dataset)``.
         self.samples = 0
         #: Why the dataset's batches cannot be cut; "" where they can.
