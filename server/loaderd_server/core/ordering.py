@@ -111,7 +111,7 @@ class OrderDesk:
 
     def made(self, job: OrderJob, order: Order) -> None:
         """An order came; it is looked at before anyone reads it."""
-        fault = fault_of(order, job.stream.cutting)
+        fault = fault_of(order, job.stream.cutting) if job.is_wanted else "its stream is no more"
         if fault is not None:
             self.failed(job, _failure(fault))
             return

@@ -118,7 +118,10 @@ class Reloading:
             for arena in stream.pool.unused_arenas():
                 stream.arena_bytes -= stream.pool.drop(arena)
                 self._turn.do(DropArena(arena))
-        self._leaving = [s for s in self._leaving if s.pool.slots or self._parts.arenas.awaits(s)]
+        gone = [s for s in self._leaving if not s.pool.slots and not self._parts.arenas.awaits(s)]
+        for stream in gone:
+            stream.let_go()
+            self._leaving.remove(stream)
         if self._left_bytes() == before_bytes:
             return
         waiting, self._waiting = self._waiting, []

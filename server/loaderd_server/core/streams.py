@@ -158,6 +158,16 @@ class Stream:
             epoch.entries.pop(slot.batch)
             self.pool.free(slot)
 
+    def let_go(self) -> None:
+        """Forgets orders and epochs: their memory is free now, not when cycles are collected."""
+        for sequence in self.sequences.values():
+            for epoch in sequence.epochs.values():
+                epoch.entries.clear()
+                epoch.line = None
+            sequence.epochs.clear()
+        self.sequences.clear()
+        self.orders.ready.clear()
+
     def slots_in(self, state: SlotState) -> int:
         """How many of its slots are in a state."""
         return self.pool.count(state)

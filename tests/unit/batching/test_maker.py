@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.support import case_datasets
-from tests.support.making import Bench
+from tests.support.making import Bench, stream_plan
 from torch.utils.data import default_collate
 
 from loaderd_server.batching.fetch import NO_ROW
@@ -294,3 +295,14 @@ def test_the_default_collate_by_name_is_written_straight_into_the_slot() -> None
             return default_collate
 
     assert Bench(Default()).batch([1, 2]).tolist() == [1, 2]
+
+
+def test_a_new_plan_is_followed_and_what_did_not_change_is_not_built_again() -> None:
+    bench = Bench(case_datasets.Indices(8), transforms=GIVEN)
+    assert [len(row) for row in rows_of(bench.batch([0, 1]))] == [3, 3]
+    built = bench.maker._streams["train"]
+    same = stream_plan(transforms=GIVEN)
+    bench.maker.change_plan(replace(bench.maker.plan, streams=(same, stream_plan(name="more"))))
+    assert bench.maker._streams["train"] is built
+    bench.maker.change_plan(replace(bench.maker.plan, streams=(stream_plan(transforms=NOISY),)))
+    assert [len(row) for row in rows_of(bench.batch([0, 1]))] == [5, 5]
