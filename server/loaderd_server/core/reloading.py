@@ -88,8 +88,8 @@ class Reloading:
         stream.failure = Failure(ErrorCode.STREAM_ENDED, -1, "", _farewell(stream, is_changed))
         self._waiting = [request for request in self._waiting if request.stream is not stream]
         if not was_closed:
-            for cursor in stream.cursors:
-                cursor.grant = 0  # what one gives back now must not go to the next to be sent away
+            for cursor in stream.cursors:  # what one leaves must not go to the next to be sent away
+                cursor.grant, cursor.stalled_since = 0, None
             self._parts.subscriptions.stream_closed(stream)
         self._parts.large.serve(stream)
         self._parts.scheduler.remove(stream)
@@ -97,6 +97,7 @@ class Reloading:
 
     def _add(self, settings: StreamSettings, share_bytes: int) -> None:
         stream = Stream(settings, self._settings.workers.count, share_bytes)
+        stream.has_room = self._parts.dispatcher.has_room
         self._streams[stream.name] = stream
         self._parts.dispatcher.add_dataset(settings.dataset)
         self._parts.scheduler.add(stream)
