@@ -223,8 +223,52 @@ def test_a_changed_stream_ends_with_words_and_who_connects_again_gets_the_new_ba
             rows = [batch[:, 0].tolist() for batch in again]
         assert rows == [list(range(first, first + 5)) for first in range(0, 40, 5)]
         assert held[:, 0].tolist() == [0, 1, 2, 3]
+        with pytest.raises(StreamEnded, match="Connect again"):  # asked once more, told once more
+            next(iterator)
         assert pids(daemon, "") == before  # its dataset stayed: no process was started again
         loader.close()
+
+
+def test_a_loader_that_was_between_epochs_learns_of_the_end_by_its_next_epoch(
+    tmp_path: Path,
+) -> None:
+    text = config("train: {dataset: rows, batch_size: 4}")
+    with serving(text, tmp_path) as daemon:
+        loader = loaderd.connect("train", address=daemon.run_dir, timeout_s=DEADLINE_S)
+        assert len(list(loader)) == 10
+        sighup(daemon, text.replace("batch_size: 4", "batch_size: 5"))
+        for _ in range(2):
+            with pytest.raises(StreamEnded, match="changed by a reload"):
+                list(loader)
+        loader.close()
+
+
+def test_an_iterable_dataset_goes_on_where_it_is_and_begins_anew_where_its_stream_changed(
+    tmp_path: Path,
+) -> None:
+    flow = 'flow: {target: "tests.support.streams:Sharded", args: {count: 400}}'
+
+    def text(batch_size: int) -> str:
+        return config(
+            "train: {dataset: flow, batch_size: 4}",
+            f"other: {{dataset: flow, batch_size: {batch_size}}}",
+            datasets=flow,
+        )
+
+    with serving(text(4), tmp_path) as daemon:
+        with (
+            loaderd.connect("train", address=daemon.run_dir) as train,
+            loaderd.connect("other", address=daemon.run_dir) as other,
+        ):
+            going, ending = iter(train), iter(other)
+            rows = [next(going), next(going)]
+            next(ending)
+            sighup(daemon, text(5))
+            assert "changed by a reload" in rest_of(ending)[1]
+            rows += going
+            assert torch.cat(rows).tolist() == list(range(400))
+        with loaderd.connect("other", address=daemon.run_dir) as other:
+            assert torch.cat(list(other)).tolist() == list(range(400))
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
