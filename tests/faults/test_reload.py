@@ -93,11 +93,10 @@ def arena_blocks(loader: Any) -> list[int]:
 
 def rest_of(iterator: Any) -> tuple[int, str]:
     """How many batches still come of a stream that ends, and with which words it ends."""
-    count = 0
+    batches: list[int] = []
     with pytest.raises(StreamEnded) as ended:
-        for _batch in iterator:
-            count += 1
-    return count, str(ended.value)
+        batches.extend(len(batch) for batch in iterator)
+    return len(batches), str(ended.value)
 
 
 # --- streams that did not change ------------------------------------------------------------
@@ -517,7 +516,7 @@ def test_five_signals_at_once_while_trainers_run(tmp_path: Path) -> None:
                     rows = torch.cat(list(loader))[:, 0]
                     assert sorted(rows.tolist()) == list(range(48))
                     epochs.append(len(rows))
-        except BaseException as error:  # for the test's own thread to raise
+        except BaseException as error:  # noqa: BLE001 - for the test's own thread to raise
             failures.append(error)
 
     def other() -> None:
