@@ -182,8 +182,6 @@ class Opening:
         if failure is not None:
             self.close(stream, failure)
             return
-        if stream.phase is not Phase.ORDERING:
-            return
         view = RankOrder(stream.orders.ready[(stream.settings.seed, 0)], stream.cutting, 0, 1)
         if stream.slot_bytes or not view.length or not view.batches:
             self._allocate(stream, stream.slot_bytes or _UNMEASURED_SLOT_BYTES)
