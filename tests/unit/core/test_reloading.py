@@ -364,7 +364,8 @@ def test_a_new_stream_with_too_few_slots_is_closed_and_says_how_many() -> None:
     assert "4 are needed" in text
 
 
-def test_measuring_for_a_removed_stream_asks_for_no_slots() -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_measuring_for_a_removed_stream_asks_for_no_slots(dies: bool) -> None:
     settings: CoreSettings = settings_of()
     unmeasured = replace(settings.streams[0], slot_bytes=None)
     bench = Bench(replace(settings, streams=(unmeasured, stream(1))), opens=False)
@@ -379,7 +380,11 @@ def test_measuring_for_a_removed_stream_asks_for_no_slots() -> None:
     ((worker, tasks),) = bench.hands.items()
     assert isinstance(tasks[0], MeasureTask)
     bench.event(StreamsChanged(("s0",), ()))
-    work(worker)
+    if dies:
+        bench.die(worker)
+    else:
+        work(worker)
+    assert bench.core._dispatcher.teams["d0"].waiting == 0
     assert bench.done_so_far(MakeArena) == []
 
 
