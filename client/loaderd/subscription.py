@@ -34,6 +34,8 @@ class Subscription:
         self.credits = 0
         #: How much of the last iteration was given out, where that counts: in a queue.
         self.given = 0
+        #: Why it has ended: nothing comes any more, and whoever asks is told once more.
+        self._refused: Refused | None = None
         self._views = Views(connection.lease, connection.open_arena)
         connection.expect(number)
         connection.send(request)
@@ -114,11 +116,12 @@ class Subscription:
         return (views.copy(announce), True) if view is None else (view, False)
 
     def _receive(self, what: str) -> Message:
-        while True:
+        while self._refused is None:
             message = self.connection.receive(self.number, what)
             if isinstance(message, Granted):
                 self.credits = message.credits
-                continue
-            if isinstance(message, Refused):
-                raise ERROR_CLASSES[ErrorCode(message.code)](message.text)
-            return message
+            elif isinstance(message, Refused):
+                self._refused = message
+            else:
+                return message
+        raise ERROR_CLASSES[ErrorCode(self._refused.code)](self._refused.text)

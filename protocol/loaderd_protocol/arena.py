@@ -7,6 +7,7 @@ The daemon creates; workers map for writing; trainers get a read-only descriptor
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -14,6 +15,8 @@ import tempfile
 
 #: Values of <linux/memfd.h> and <asm-generic/mman-common.h> that Python 3.11 does not name.
 _MADV_POPULATE_WRITE = 23
+#: Values of <linux/falloc.h>.
+_FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
 PAGE_BYTES = mmap.PAGESIZE
 
 
@@ -65,6 +68,18 @@ def populate(mapping: mmap.mmap) -> None:
     except OSError:  # before Linux 5.14
         for page in range(0, len(mapping), PAGE_BYTES):
             mapping[page] = mapping[page]
+
+
+def punch(descriptor: int, size_bytes: int) -> None:
+    """Gives the memory of an arena back to the system; whoever has it mapped reads zeros from now on.
+
+    Takes about 0.1 s a GiB: never in the event loop. Raises: OSError.
+    """
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if fallocate(descriptor, _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE, 0, size_bytes) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def map_shared(descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:

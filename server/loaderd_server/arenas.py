@@ -41,12 +41,20 @@ class ArenaStore:
         self._on_arena = on_arena
         self._arenas: dict[int, Arena] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Arenas whose memory is on its way back.
+        self._drops: set[asyncio.Task[None]] = set()
 
     def make(self, action: MakeArena) -> None:
         """Begins to make an arena; ArenaReady or ArenaRefused tells how it went."""
         task = asyncio.get_running_loop().create_task(self._make(action))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def drop(self, arena: int) -> None:
+        """Begins to give an arena's memory back, even where a process still has it mapped."""
+        task = asyncio.get_running_loop().create_task(self._drop(self._arenas.pop(arena)))
+        self._drops.add(task)
+        task.add_done_callback(self._drops.discard)
 
     def all(self) -> list[Arena]:
         """Every arena there is."""
@@ -71,6 +79,8 @@ class ArenaStore:
         )
         stream = f"streams.{action.stream}"
         settings = f"`{stream}.slots`, `{stream}.slot_bytes` or `{stream}.batch_size`"
+        if self._drops:  # what they give back may be what is missing
+            await asyncio.wait(tuple(self._drops))
         try:
             self._budget.take(size_bytes, what, settings)
         except OutOfMemory as error:
@@ -90,6 +100,23 @@ class ArenaStore:
         self._arenas[action.arena] = made
         self._on_arena(made)
         self._on_event(ArenaReady(action.arena))
+
+    async def _drop(self, dropped: Arena) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, _give_back, dropped)
+        self._budget.give_back(dropped.size_bytes)
+
+
+def _give_back(dropped: Arena) -> None:
+    try:
+        arena.punch(dropped.descriptor, dropped.size_bytes)
+    except OSError as error:
+        log.warning(
+            "arena %d keeps its %s until no trainer has it mapped: %s",
+            dropped.number, show_size(dropped.size_bytes), error.strerror,
+        )  # fmt: skip
+    finally:
+        os.close(dropped.descriptor)
 
 
 def _create(name: str, size_bytes: int) -> int:

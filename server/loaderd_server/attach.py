@@ -145,6 +145,10 @@ class AttachPoint:
             self._complain(connection, "end", why)
             self._end(connection)
 
+    def set_streams(self, streams: tuple[str, ...]) -> None:
+        """Trainers that attach from now on are told of these."""
+        self._streams = streams
+
     def add_arena(self, arena: Arena) -> None:
         """Tells every trainer of a new arena."""
         for connection in list(self._connections.values()):

@@ -60,7 +60,7 @@ def parse_config(
     except ValidationError as error:
         lines = [f"  {line}" for line in _explain(error, expanded)]
         raise ConfigError("\n".join([f"{source} cannot be used:", *lines])) from None
-    problems = list(_cross_check(config))
+    problems = cross_check(config)
     if problems:
         raise ConfigError("\n".join([f"{source} cannot be used:", *problems]))
     return config
@@ -172,7 +172,8 @@ def _is_model(thing: Any) -> bool:
     return isinstance(thing, type) and issubclass(thing, BaseModel)
 
 
-def _cross_check(config: Config) -> list[str]:
+def cross_check(config: Config) -> list[str]:
+    """What is wrong between settings that are each right, a line each."""
     problems = []
     least = config.workers.count + 2
     for name, stream in config.streams.items():

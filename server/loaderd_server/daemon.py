@@ -26,6 +26,7 @@ from loaderd_server.complaints import Complaints
 from loaderd_server.core.actions import (
     Action,
     Assign,
+    DropArena,
     KillWorker,
     Log,
     MakeArena,
@@ -38,10 +39,19 @@ from loaderd_server.core.actions import (
     WakeAt,
 )
 from loaderd_server.core.engine import Core
-from loaderd_server.core.events import Event, LeaseBegan, LeaseEnded, TimerFired, TrainerSaid
+from loaderd_server.core.events import (
+    Event,
+    LeaseBegan,
+    LeaseEnded,
+    StreamsChanged,
+    TimerFired,
+    TrainerSaid,
+)
 from loaderd_server.core.settings import CoreSettings
 from loaderd_server.gateway import Gateway
 from loaderd_server.memory import Budget
+from loaderd_server.readiness import Readiness
+from loaderd_server.reload import Change
 from loaderd_server.units import show_size
 from loaderd_server.workers.plan import DatasetPlan
 from loaderd_server.workers.pool import WorkerPool
@@ -74,8 +84,6 @@ class Daemon:
         self._budget = budget
         self._began = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
-        self._open: dict[str, StreamOpened] = {}
-        self._closed: dict[str, str] = {}
         self._events: deque[Event] = deque()
         self._handling = False
         self.finished: asyncio.Future[int] = loop.create_future()
@@ -84,6 +92,9 @@ class Daemon:
         self._pool = WorkerPool(loop, plans, self.happened)
         self._arenas = ArenaStore(budget, self.happened, self._arena_made)
         names = tuple(stream.name for stream in settings.streams)
+        self._readiness = Readiness(names)
+        #: Whether it was told that the streams are served, and whether they were ever changed.
+        self._is_ready = self._is_reloaded = False
         self._attach = AttachPoint(loop, address, names, self._arenas.all, self, complaints)
         self._gateway = Gateway(loop, address, self, complaints)
         self._deeds: dict[type, Callable[[Any], None]] = {
@@ -93,6 +104,7 @@ class Daemon:
             KillWorker: lambda action: self._pool.kill_worker(action.worker, action.why),
             Assign: lambda action: self._pool.assign(action.worker, action.task),
             MakeArena: self._arenas.make,
+            DropArena: self._drop_arena,
             StreamOpened: self._stream_opened,
             StreamClosed: self._stream_closed,
             WakeAt: self._wake_at,
@@ -172,6 +184,53 @@ class Daemon:
         self._pool.add_arena(arena.number, arena.descriptor, arena.size_bytes)
         self._attach.add_arena(arena)
 
+    # --- reloading --------------------------------------------------------------------------
+
+    def closed_streams(self) -> tuple[str, ...]:
+        """See Reloadable."""
+        return tuple(self._readiness.closed)
+
+    def reload_began(self) -> None:
+        """See Reloadable."""
+        systemd.notify_reloading()
+
+    def reload_refused(self) -> None:
+        """See Reloadable."""
+        if self._is_ready:
+            systemd.notify("READY=1")
+
+    def reload(
+        self, change: Change, settings: CoreSettings, plans: tuple[DatasetPlan, ...]
+    ) -> None:
+        """See Reloadable."""
+        self._is_ready, self._is_reloaded = False, True
+        try:
+            self._change_datasets(change, plans)
+        except Exception:
+            log.exception("the daemon failed on a reload and ends")
+            self._finish(1)
+            return
+        self._attach.set_streams(tuple(stream.name for stream in settings.streams))
+        removed, new = change.removed + change.changed, change.added + change.changed
+        self._readiness.streams_changed(removed, new)
+        added = tuple(stream for stream in settings.streams if stream.name in new)
+        self.happened(StreamsChanged(removed, added, change.datasets_gone))
+        if not self._is_ready:
+            self._settled()
+
+    def _change_datasets(self, change: Change, plans: tuple[DatasetPlan, ...]) -> None:
+        for dataset in change.datasets_gone:
+            self._pool.remove_dataset(dataset)
+        for plan in plans:
+            if plan.name in change.datasets_new:
+                self._pool.add_dataset(plan)
+            else:
+                self._pool.change_plan(plan)
+
+    def _drop_arena(self, action: DropArena) -> None:
+        self._pool.drop_arena(action.arena)
+        self._arenas.drop(action.arena)
+
     # --- actions ----------------------------------------------------------------------------
 
     def _do(self, actions: list[Action]) -> None:
@@ -188,31 +247,26 @@ class Daemon:
         self.happened(TimerFired())
 
     def _stream_opened(self, action: StreamOpened) -> None:
-        self._open[action.stream] = action
+        self._readiness.stream_opened(action)
         self._settled()
 
     def _stream_closed(self, action: StreamClosed) -> None:
-        self._open.pop(action.stream, None)
-        self._closed[action.stream] = action.text
+        self._readiness.stream_closed(action.stream, action.text)
         log.error("stream %s cannot be served: %s", action.stream, action.text)
         self._settled()
 
     def _settled(self) -> None:
-        if len(self._open) + len(self._closed) < len(self._settings.streams):
+        if not self._readiness.is_settled:
             return
-        if not self._open:
+        if not self._readiness.open and not self._is_reloaded:
             log.error("no stream can be served; the daemon ends")
-            memory = all("memory" in text for text in self._closed.values())
+            memory = all("memory" in text for text in self._readiness.closed.values())
             self._finish(4 if memory else 5)
             return
-        streams = ", ".join(
-            f"{o.stream} ({o.slots} slots of {show_size(o.slot_bytes)})"
-            for o in self._open.values()
-        )
-        closed = f"; closed: {', '.join(self._closed)}" if self._closed else ""
+        self._is_ready = True
         log.info(
-            "ready at %s: streams %s%s; arenas %s of %s; up to %d workers (pid %d)",
-            self._address.run_dir, streams, closed, show_size(self._arenas.total_bytes()),
+            "ready at %s: %s; arenas %s of %s; up to %d workers (pid %d)",
+            self._address.run_dir, self._readiness, show_size(self._arenas.total_bytes()),
             show_size(self._budget.budget_bytes), self._settings.workers.count, os.getpid(),
         )  # fmt: skip
         systemd.notify("READY=1")

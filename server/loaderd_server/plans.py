@@ -69,14 +69,19 @@ def dataset_plans(config: Config, directory: Path) -> tuple[DatasetPlan, ...]:
 def _by_dataset(config: Config) -> dict[str, tuple[TargetConfig, tuple[StreamPlan, ...]]]:
     found: dict[str, tuple[TargetConfig, tuple[StreamPlan, ...]]] = {}
     for name, stream in config.streams.items():
-        dataset = _dataset_name(name, stream)
+        dataset = dataset_name(name, stream)
         target = _target(config, stream)
         _same, streams = found.get(dataset, (target, ()))
         found[dataset] = (target, (*streams, _plan(name, stream)))
     return found
 
 
-def _dataset_name(stream_name: str, stream: StreamConfig) -> str:
+def datasets_of(config: Config) -> dict[str, TargetConfig]:
+    """The datasets that streams draw from."""
+    return {name: target for name, (target, _streams) in _by_dataset(config).items()}
+
+
+def dataset_name(stream_name: str, stream: StreamConfig) -> str:
     """A dataset written within a stream goes by the stream's name."""
     return stream.dataset if isinstance(stream.dataset, str) else f"streams.{stream_name}"
 
@@ -91,7 +96,7 @@ def _settings(config: Config, name: str, stream: StreamConfig) -> StreamSettings
     on_error = stream.on_error
     return StreamSettings(
         name=name,
-        dataset=_dataset_name(name, stream),
+        dataset=dataset_name(name, stream),
         mode=Mode(stream.mode),
         seed=stream.seed,
         batch_size=stream.batch_size,

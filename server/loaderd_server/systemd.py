@@ -1,10 +1,16 @@
-"""Telling systemd how the service is: READY=1, STOPPING=1 (sd_notify(3)), where it asked."""
+"""Telling systemd how the service is: READY=1, RELOADING=1, STOPPING=1 (sd_notify(3)), where it asked."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import time
+
+
+def notify_reloading() -> None:
+    """A reload began, at this time of CLOCK_MONOTONIC; READY=1 must follow."""
+    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def notify(state: str) -> None:

@@ -34,9 +34,9 @@ class Daemon:
     def pid(self) -> int:
         return self.process.pid
 
-    def wait_for(self, pattern: str, deadline_s: float = START_S) -> str:
-        """The first log line, old or new, that matches ``pattern``."""
-        for line in self.log:
+    def wait_for(self, pattern: str, deadline_s: float = START_S, since: int = 0) -> str:
+        """The first log line from the ``since``-th on, old or new, that matches ``pattern``."""
+        for line in self.log[since:]:
             if re.search(pattern, line):
                 return line
         while True:

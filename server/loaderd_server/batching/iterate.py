@@ -89,6 +89,11 @@ class Iterators:
             )
         return found.give(task)
 
+    def close(self) -> None:
+        """Drops every iterator."""
+        while self._epochs:
+            self._drop_oldest()
+
     def _epoch(self, address: BatchAddress) -> Epoch:
         key = (address.seed, address.epoch)
         found = self._epochs.pop(key, None)
@@ -120,6 +125,10 @@ class UnitMaker:
         self._lay_out = lay_out
         self._where = where
         self._progress = progress
+
+    def close(self) -> None:
+        """No more batches of this stream are made here."""
+        self._iterators.close()
 
     def make(self, task: IterateTask, place: Callable[[Place], Bytes]) -> Result:
         """Makes a batch in its place."""

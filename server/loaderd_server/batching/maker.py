@@ -85,6 +85,10 @@ class StreamMaker:
         iterators = Iterators(dataset, keys, where, progress, StderrNotes(plan.name, where))
         self._units = UnitMaker(iterators, self._fetcher.transform, self._lay_out, where, progress)
 
+    def close(self) -> None:
+        """Ends the iterators of an iterable dataset."""
+        self._units.close()
+
     def batch(self, task: BatchTask, place: Callable[[Place], Bytes]) -> Result:
         """Makes a batch in its place."""
         policy = self.plan.on_error
@@ -230,6 +234,14 @@ class Maker:
                 return stream.iterate(task, self.place)
             case MeasureIterateTask():
                 return stream.measure_first(task)
+
+    def change_plan(self, plan: DatasetPlan) -> None:
+        """Streams were added, changed or removed; what was built for those that stay is kept."""
+        self.plan = plan
+        for name, maker in tuple(self._streams.items()):
+            if maker.plan not in plan.streams:
+                maker.close()
+                del self._streams[name]
 
     def _stream(self, name: str) -> StreamMaker:
         found = self._streams.get(name)

@@ -23,7 +23,7 @@ def main() -> None:
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to log."
 )
 def serve(config: Path, run_dir: str | None, log_level: str | None) -> None:
-    """Run the daemon until SIGTERM or SIGINT."""
+    """Run the daemon until SIGTERM or SIGINT; SIGHUP has it read its configuration again."""
     from loaderd_server.cli.serve import serve as run
 
     sys.exit(run(config, run_dir, log_level))

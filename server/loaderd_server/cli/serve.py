@@ -22,7 +22,7 @@ from loaderd_server.config_file import ConfigError, read_config
 from loaderd_server.daemon import Daemon
 from loaderd_server.memory import Budget
 from loaderd_server.plans import core_settings, dataset_plans
-from loaderd_server.workers.plan import DatasetPlan
+from loaderd_server.sighup import Reloader, Source
 
 log = logging.getLogger("loaderd")
 
@@ -37,8 +37,8 @@ def serve(config_file: Path, run_directory: str | None, log_level: str | None) -
         with run_dir.own(address):
             budget = Budget(config.memory, config.reserve)
             budget.check_machine()
-            plans = dataset_plans(config, config_file.resolve().parent)
-            return uvloop.run(_serve(config, plans, address, budget))
+            source = Source(config_file, config_file.resolve().parent, log_level)
+            return uvloop.run(_serve(source, config, address, budget))
     except ConfigError as error:
         return _fail(str(error), ExitCode.CONFIG)
     except AddressInUse as error:
@@ -49,12 +49,12 @@ def serve(config_file: Path, run_directory: str | None, log_level: str | None) -
         return _fail(str(error), ExitCode.MEMORY)
 
 
-async def _serve(
-    config: Config, plans: tuple[DatasetPlan, ...], address: Address, budget: Budget
-) -> int:
+async def _serve(source: Source, config: Config, address: Address, budget: Budget) -> int:
     setproctitle.setproctitle(f"loaderd: serve {address.run_dir}")
     loop = asyncio.get_running_loop()
+    plans = dataset_plans(config, source.directory)
     daemon = Daemon(loop, address, core_settings(config), plans, budget)
+    reloader = Reloader(source, config, daemon)
     stopping = asyncio.Event()
 
     signals: list[signal.Signals] = []
@@ -70,9 +70,11 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGHUP, reloader.ask)
     daemon.start()
     daemon.finished.add_done_callback(lambda _finished: stopping.set())
     await stopping.wait()
+    reloader.stop()
     await daemon.stop()
     code = daemon.finished.result() if daemon.finished.done() else ExitCode.STOPPED
     log.info("stopped")

@@ -85,6 +85,13 @@ class MakeArena:
 
 
 @dataclass(frozen=True, slots=True)
+class DropArena:
+    """Give an arena's memory back: its stream was removed, no worker writes in it, no trainer reads it."""
+
+    arena: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamOpened:
     """The stream's slots exist: trainers are served from now on. Said once a stream."""
 
@@ -117,6 +124,6 @@ class Log:
 
 
 Action = (
-    Tell | StartWorker | StopWorker | KillWorker | Assign | MakeArena | StreamOpened
-    | StreamClosed | WakeAt | Log
+    Tell | StartWorker | StopWorker | KillWorker | Assign | MakeArena | DropArena
+    | StreamOpened | StreamClosed | WakeAt | Log
 )  # fmt: skip

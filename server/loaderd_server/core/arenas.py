@@ -46,6 +46,10 @@ class ArenaDesk:
             MakeArena(self._arenas, request.stream.name, request.slot_bytes, request.count)
         )
 
+    def awaits(self, stream: Stream) -> bool:
+        """Whether an arena of the stream is on its way."""
+        return any(request.stream is stream for request in self._asked.values())
+
     def ready(self, arena: int) -> ArenaRequest | None:
         """The arena exists: its slots are in the stream's pool. None where nobody asked for it."""
         request = self._asked.pop(arena, None)

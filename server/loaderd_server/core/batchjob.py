@@ -57,6 +57,11 @@ class BatchJob(Pending, AnyWorker):
         what = "search for the sample that ends workers in" if self.search is not None else "make"
         return f"{what} batch {self.batch} of epoch {self.epoch.number} of {self.stream.name}"
 
+    @property
+    def is_wanted(self) -> bool:
+        """See Job."""
+        return self.stream.phase is not Phase.CLOSED
+
     def task(self, number: int) -> BatchTask | ProbeTask | IterateTask:
         """The batch itself, or rows of it while the sample that ends workers is searched for."""
         sequence = self.epoch.sequence

@@ -82,11 +82,25 @@ class Dispatcher:
         for job in team.take_all():
             job.abandoned(text)
 
+    def remove_dataset(self, dataset: str) -> None:
+        """No stream draws from it any more; its workers are still to say that they have ended."""
+        team = self.teams.pop(dataset, None)
+        if team is not None:
+            team.is_gone = True
+            for job in team.take_all():
+                job.abandoned(f"dataset {dataset!r} was removed")
+
     # --- jobs -------------------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
         """A job that a worker of its dataset is to do."""
         self.teams[job.dataset].submit(job)
+
+    def drop_unwanted(self, text: str) -> None:
+        """Takes back every waiting job whose stream is no more."""
+        for team in self.teams.values():
+            for job in team.take_unwanted():
+                job.abandoned(text)
 
     def withdraw(self, job: Job) -> bool:
         """Takes back a job that no worker has yet; False where one has."""
@@ -204,7 +218,7 @@ class Dispatcher:
 
     def _start(self, team: Team) -> None:
         self._workers += 1
-        worker = Worker(self._workers, team.dataset, self._turn.now)
+        worker = Worker(self._workers, team, self._turn.now)
         team.workers[worker.number] = worker
         team.starting += 1
         self.workers[worker.number] = worker
@@ -218,7 +232,7 @@ class Dispatcher:
         worker = self.workers.get(number)
         if worker is None or worker.state is not WorkerState.STARTING:
             return
-        self.teams[worker.dataset].starting -= 1
+        worker.team.starting -= 1
         worker.pid = pid
         worker.state = WorkerState.READY
         worker.since = self._turn.now
@@ -231,7 +245,7 @@ class Dispatcher:
             text = f"worker {number} answered task {result.task}, which it was not given; ignored"
             self._turn.log(Severity.ERROR, text)
             return
-        team = self.teams[worker.dataset]
+        team = worker.team
         given = worker.hands.popleft()
         worker.tasks_done += 1
         worker.busy_s += self._turn.now - worker.since
@@ -250,9 +264,13 @@ class Dispatcher:
         worker = self.workers.get(number)
         if worker is None:
             return
-        team = self.teams[worker.dataset]
+        team = worker.team
         self._remove(team, worker)
         head, rest = self._drop_hands(worker)
+        if team.is_gone:
+            for given in (head, *rest) if head is not None else ():
+                given.job.abandoned(how)
+            return
         for given in rest:
             team.submit(given.job)
         if worker.state is not WorkerState.ENDING or head is not None:
@@ -361,7 +379,7 @@ class Dispatcher:
         if worker.hands:
             is_unlimited = worker.hands[0].job.is_unlimited
             limit_s = None if is_unlimited else self._settings.timeout_s
-        elif worker.state is WorkerState.READY and self.teams[worker.dataset].living() > 1:
+        elif worker.state is WorkerState.READY and worker.team.living() > 1:
             limit_s = self._settings.idle_s
         else:
             return None

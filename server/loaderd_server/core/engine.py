@@ -21,6 +21,7 @@ from loaderd_server.core.events import (
     Event,
     LeaseBegan,
     LeaseEnded,
+    StreamsChanged,
     TimerFired,
     TrainerSaid,
     WorkerAnswered,
@@ -33,6 +34,7 @@ from loaderd_server.core.leases import Lease
 from loaderd_server.core.making import Maker
 from loaderd_server.core.opening import Opening
 from loaderd_server.core.ordering import OrderDesk
+from loaderd_server.core.reloading import Parts, Reloading
 from loaderd_server.core.scheduler import Scheduler
 from loaderd_server.core.settings import CoreSettings
 from loaderd_server.core.status import CoreStatus, status_of
@@ -73,6 +75,19 @@ class Core:
         )
         self._opening.opened = self._subscriptions.stream_opened
         self._opening.closed = self._subscriptions.stream_closed
+        self._reloading = Reloading(
+            turn,
+            settings,
+            self._streams,
+            Parts(
+                self._dispatcher,
+                self._scheduler,
+                self._arenas,
+                self._opening,
+                self._subscriptions,
+                self._large,
+            ),
+        )
         self._routes: dict[type, Callable[[Any], None]] = {
             TrainerSaid: self._trainer_said,
             WorkerAnswered: self._worker_answered,
@@ -85,6 +100,7 @@ class Core:
             WorkerEnded: self._worker_ended,
             ArenaReady: self._arena_ready,
             ArenaRefused: self._arena_refused,
+            StreamsChanged: self._reloading.streams_changed,
             TimerFired: self._timer_fired,
         }
         self._said: dict[type, Callable[[Lease, Any], None]] = {
@@ -111,6 +127,7 @@ class Core:
         self._turn.now = now
         self._routes[type(event)](event)
         self._pump()
+        self._reloading.drop_unused()
         return self._turn.take()
 
     def status(self) -> CoreStatus:
@@ -151,6 +168,7 @@ class Core:
         streams = self._of_dataset(event.dataset)
         if streams:
             self._dispatcher.dataset_ready(event.dataset, forks_locks=event.forks_locks)
+            self._reloading.dataset_ready(event)
         for stream in streams:
             if event.own_collate:
                 stream.uncuttable = "its dataset collates by itself"
@@ -171,6 +189,7 @@ class Core:
             self._opening.close(stream, failure)
         if streams:
             self._dispatcher.dataset_failed(event.dataset, text)
+            self._reloading.dataset_failed(event.dataset, failure)
 
     def _dataset_lost(self, event: DatasetLost) -> None:
         if self._of_dataset(event.dataset):

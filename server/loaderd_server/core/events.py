@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from loaderd_protocol.errors import Failure
 from loaderd_protocol.messages import Done, Leave, Release, Start, Subscribe, Unsubscribe
+from loaderd_server.core.settings import StreamSettings
 from loaderd_server.core.tasks import Result
 
 
@@ -113,11 +114,26 @@ class ArenaRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamsChanged:
+    """The configuration was read again.
+
+    ``removed`` streams end; one that is in ``added`` too has changed. The shell has stopped the
+    processes of ``datasets_gone`` (their workers' ends are still to come, as WorkerEnded), and builds
+    the datasets that are new or, named in ``datasets_gone`` too, changed.
+    """
+
+    removed: tuple[str, ...]
+    added: tuple[StreamSettings, ...]
+    datasets_gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     """A deadline that the core asked for by WakeAt has passed."""
 
 
 Event = (
     LeaseBegan | LeaseEnded | TrainerSaid | DatasetReady | DatasetFailed | DatasetLost
-    | WorkerStarted | WorkerEnded | WorkerAnswered | ArenaReady | ArenaRefused | TimerFired
+    | WorkerStarted | WorkerEnded | WorkerAnswered | ArenaReady | ArenaRefused | StreamsChanged
+    | TimerFired
 )  # fmt: skip

@@ -70,6 +70,10 @@ class Job(Protocol):
     def given_to(self, worker: int) -> None:
         """This worker gets its task."""
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its stream is still there."""
+
     def task(self, number: int) -> Task:
         """The task to give now."""
 

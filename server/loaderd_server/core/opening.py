@@ -53,6 +53,11 @@ class MeasureJob(AnyWorker):
     def __str__(self) -> str:
         return f"measure the first batch of {self.stream.name}"
 
+    @property
+    def is_wanted(self) -> bool:
+        """See Job."""
+        return self.stream.phase is not Phase.CLOSED
+
     def task(self, number: int) -> MeasureTask | MeasureIterateTask:
         """See Job."""
         settings = self.stream.settings
@@ -71,7 +76,7 @@ class MeasureJob(AnyWorker):
         """See Job."""
         self.deaths += 1
         self.alone = True
-        if loss.timed_out or self.deaths >= _MOST_DEATHS:
+        if loss.timed_out or self.deaths >= _MOST_DEATHS or not self.is_wanted:
             self.opening.measured(self.stream, 0)
         else:
             self.opening.submit_measure(self)
@@ -124,6 +129,9 @@ class Opening:
         #: Told when a stream's trainers can be served, or never will be; set when wired.
         self.opened: Callable[[Stream], None]
         self.closed: Callable[[Stream], None]
+        #: Whether memory is about to be given back, so that this request is made again then; set
+        #: when wired.
+        self.memory_may_come: Callable[[ArenaRequest, str], bool]
 
     def check(self, stream: Stream) -> None:
         """Closes a stream whose settings cannot work."""
@@ -231,6 +239,8 @@ class Opening:
         fewer = max(self._least_slots, request.count // 2)
         if stream.settings.slots is None and fewer < request.count:
             self._arenas.ask(ArenaRequest(stream, stream.slot_bytes, fewer, Purpose.OPENING))
+            return
+        if self.memory_may_come(request, text):
             return
         self._close_with(
             stream,

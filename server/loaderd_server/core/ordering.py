@@ -8,7 +8,7 @@ from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.dispatcher import Dispatcher
 from loaderd_server.core.jobs import AnyWorker, WorkerLoss
 from loaderd_server.core.orders import Order, fault_of
-from loaderd_server.core.streams import Stream
+from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.tasks import OrderDone, OrderTask, Result, TaskFailed
 from loaderd_server.core.turn import Turn
 
@@ -38,6 +38,11 @@ class OrderJob(AnyWorker):
     def __str__(self) -> str:
         return f"order epoch {self.epoch} of {self.stream.name}"
 
+    @property
+    def is_wanted(self) -> bool:
+        """See Job."""
+        return self.stream.phase is not Phase.CLOSED
+
     def task(self, number: int) -> OrderTask:
         """See Job."""
         return OrderTask(number, self.dataset, self.stream.name, self.seed, self.epoch)
@@ -55,7 +60,7 @@ class OrderJob(AnyWorker):
         """See Job."""
         self.deaths += 1
         self.alone = True
-        if self.deaths < _MOST_DEATHS:
+        if self.deaths < _MOST_DEATHS and self.is_wanted:
             self.desk.submit(self)
             return
         text = f"it ended its worker {self.deaths} times ({loss.where}, {loss.how})"
@@ -106,7 +111,7 @@ class OrderDesk:
 
     def made(self, job: OrderJob, order: Order) -> None:
         """An order came; it is looked at before anyone reads it."""
-        fault = fault_of(order, job.stream.cutting)
+        fault = fault_of(order, job.stream.cutting) if job.is_wanted else "its stream is no more"
         if fault is not None:
             self.failed(job, _failure(fault))
             return

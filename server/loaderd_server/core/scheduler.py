@@ -27,9 +27,17 @@ class Scheduler:
     def __init__(self, streams: Iterable[Stream], maker: Maker, turn: Turn) -> None:
         self._by_dataset: dict[str, list[Stream]] = {}
         for stream in streams:
-            self._by_dataset.setdefault(stream.settings.dataset, []).append(stream)
+            self.add(stream)
         self._maker = maker
         self._turn = turn
+
+    def add(self, stream: Stream) -> None:
+        """Its cursors are looked at from now on."""
+        self._by_dataset.setdefault(stream.settings.dataset, []).append(stream)
+
+    def remove(self, stream: Stream) -> None:
+        """Nothing is made for it any more."""
+        self._by_dataset[stream.settings.dataset].remove(stream)
 
     def due(self, dataset: str) -> int | None:
         """When the most urgent wanted batch of a dataset is due, in ticks; None if none is wanted."""

@@ -172,6 +172,24 @@ class SlotPool:
         slot.failed = ()
         self._free[slot.place.capacity_bytes].append(slot)
 
+    def unused_arenas(self) -> list[int]:
+        """Arenas that no worker writes in and no trainer was told to read in."""
+        used = {s.place.arena for s in self.slots if s.state in (SlotState.FILLING, SlotState.HELD)}
+        return sorted({slot.place.arena for slot in self.slots} - used)
+
+    def drop(self, arena: int) -> int:
+        """Forgets the slots of an unused arena; returns how many bytes they were.
+
+        Only of a stream for which nothing is made any more.
+        """
+        dropped = [slot for slot in self.slots if slot.place.arena == arena]
+        self.slots = [slot for slot in self.slots if slot.place.arena != arena]
+        for slot_bytes, free in self._free.items():
+            self._free[slot_bytes] = [slot for slot in free if slot.place.arena != arena]
+        for slot in dropped:
+            self.idle.pop(slot.number, None)
+        return sum(slot.place.capacity_bytes for slot in dropped)
+
     def count(self, state: SlotState) -> int:
         """How many slots are in this state."""
         return sum(slot.state is state for slot in self.slots)

@@ -76,6 +76,8 @@ class Stream:
         self.phase = Phase.WAITING
         #: Why it is closed.
         self.failure: Failure | None = None
+        #: A reload of the configuration took it out, or put another of its name in its place.
+        self.is_removed = False
         #: ``len(dataset)``.
         self.samples = 0
         #: Why the dataset's batches cannot be cut; "" where they can.
@@ -155,6 +157,16 @@ class Stream:
         for slot in [slot for slot in self.pool.idle.values() if slot.epoch is epoch]:
             epoch.entries.pop(slot.batch)
             self.pool.free(slot)
+
+    def let_go(self) -> None:
+        """Forgets orders and epochs: their memory is free now, not when cycles are collected."""
+        for sequence in self.sequences.values():
+            for epoch in sequence.epochs.values():
+                epoch.entries.clear()
+                epoch.line = None
+            sequence.epochs.clear()
+        self.sequences.clear()
+        self.orders.ready.clear()
 
     def slots_in(self, state: SlotState) -> int:
         """How many of its slots are in a state."""

@@ -397,6 +397,8 @@ def _bad_start(epoch: int, batch: int, why: str) -> str:
 
 def _ended_text(stream: Stream) -> str:
     assert stream.failure is not None
+    if stream.is_removed:
+        return stream.failure.text
     return f"stream {stream.name!r} cannot be served: {_with_traceback(stream.failure)}"
 
 

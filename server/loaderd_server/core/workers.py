@@ -33,12 +33,14 @@ class Worker:
 
     __slots__ = (
         "busy_s", "dataset", "hands", "killed_at_task", "number", "pid", "since", "state",
-        "tasks_done",
+        "tasks_done", "team",
     )  # fmt: skip
 
-    def __init__(self, number: int, dataset: str, now: float) -> None:
+    def __init__(self, number: int, team: Team, now: float) -> None:
         self.number = number
-        self.dataset = dataset
+        #: Its own even when the dataset is gone, and another of that name is there.
+        self.team = team
+        self.dataset = team.dataset
         self.pid = 0
         self.state = WorkerState.STARTING
         #: Tasks not answered; the first is in progress.
@@ -70,6 +72,8 @@ class Team:
         self.is_ready = False
         #: See DatasetReady.
         self.forks_locks = False
+        #: No stream draws from the dataset any more: its workers are about to end.
+        self.is_gone = False
         self.workers: dict[int, Worker] = {}
         #: Workers with something in hand.
         self.busy = 0
@@ -111,6 +115,13 @@ class Team:
         self._queue = left
         heapq.heapify(self._queue)
         return was_waiting
+
+    def take_unwanted(self) -> list[Job]:
+        """Every waiting job that nobody wants any more; none of them waits any more."""
+        unwanted = [job for _due, _number, job in self._queue if not job.is_wanted]
+        self._queue = [entry for entry in self._queue if entry[2].is_wanted]
+        heapq.heapify(self._queue)
+        return unwanted
 
     @property
     def waiting(self) -> int:

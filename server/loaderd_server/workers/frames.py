@@ -47,6 +47,8 @@ class Kind(IntEnum):
     # daemon to zygote
     PLAN = 1
     FORK = 2
+    # to workers too
+    NEW_PLAN = 3
     # zygote to daemon
     BUILT = 10
     NOT_BUILT = 11
@@ -57,6 +59,7 @@ class Kind(IntEnum):
     ARENA = 20
     TASK = 21
     STOP = 22
+    ARENA_GONE = 23
     # worker to daemon
     HELLO = 30
     RESULT = 31

@@ -39,6 +39,8 @@ log = logging.getLogger("loaderd.workers")
 
 #: After a worker's line has ended, how long its zygote may take to say how.
 _STATUS_WAIT_S = 2.0
+#: How long the zygote of a removed dataset may take to end by itself.
+_DEPARTURE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class WorkerProcess:
     #: To be killed as soon as it is known: its zygote has not forked it yet.
     doomed: bool = False
     ended: bool = False
+    #: Its dataset was removed: a worker of another dataset of that name is not meant.
+    is_leaving: bool = False
     timer: asyncio.TimerHandle | None = None
 
 
@@ -81,6 +85,7 @@ class WorkerPool:
         self._workers: dict[int, WorkerProcess] = {}
         self._arenas: dict[int, tuple[int, int]] = {}
         self._noted: set[str] = set()
+        self._departures: set[asyncio.Task[None]] = set()
         self._plans = {plan.name: plan for plan in plans}
         self._zygotes = {
             plan.name: ZygoteProcess(loop, plan, self._on_zygote, self._zygote_lost)
@@ -91,6 +96,41 @@ class WorkerPool:
         """Execs a zygote for each dataset. From the main thread: they die with the thread."""
         for zygote in self._zygotes.values():
             zygote.start()
+
+    def add_dataset(self, plan: DatasetPlan) -> None:
+        """Execs a zygote for one more dataset. From the main thread."""
+        self._plans[plan.name] = plan
+        zygote = ZygoteProcess(self._loop, plan, self._on_zygote, self._zygote_lost)
+        self._zygotes[plan.name] = zygote
+        zygote.try_start()
+
+    def change_plan(self, plan: DatasetPlan) -> None:
+        """Other streams draw from a dataset; tasks that were sent before are done by the old plan."""
+        if plan == self._plans[plan.name]:
+            return
+        self._plans[plan.name] = plan
+        self._zygotes[plan.name].change_plan(plan)
+        for worker in self._workers.values():
+            if worker.dataset == plan.name and not worker.is_leaving:
+                worker.line.send(pack(Kind.NEW_PLAN, encode_plan(plan)))
+
+    def remove_dataset(self, dataset: str) -> None:
+        """Ends a dataset's processes; WorkerEnded tells of each worker when it is gone for sure."""
+        zygote = self._zygotes.pop(dataset)
+        del self._plans[dataset]
+        workers = [w for w in self._workers.values() if w.dataset == dataset and not w.is_leaving]
+        for worker in workers:
+            worker.is_leaving = True
+            _kill(worker)
+        task = self._loop.create_task(self._see_off(zygote, workers))
+        self._departures.add(task)
+        task.add_done_callback(self._departures.discard)
+
+    async def _see_off(self, zygote: ZygoteProcess, workers: list[WorkerProcess]) -> None:
+        # A zygote ends its workers, also those it was still to fork, before it ends itself.
+        await zygote.stop(_DEPARTURE_S)
+        for worker in workers:
+            self._worker_ended(worker.number, "ended with its dataset")
 
     def add_arena(self, arena: int, descriptor: int, size_bytes: int) -> None:
         """Makes an arena known to every worker, before any task that names it."""
@@ -104,6 +144,15 @@ class WorkerPool:
         """The event for a BUILT frame."""
         forks_locks = threads > 1 and self._plans[dataset].process.start_method == "fork"
         return DatasetReady(dataset, length, is_iterable, forks_locks, own_collate)
+
+    def drop_arena(self, arena: int) -> None:
+        """No task names the arena any more: workers unmap it."""
+        found = self._arenas.pop(arena, None)
+        if found is None:
+            return
+        os.close(found[0])
+        for worker in self._workers.values():
+            worker.line.send(pack(Kind.ARENA_GONE, arena))
 
     def start_worker(self, worker: int, dataset: str) -> None:
         """Has a worker forked; WorkerStarted or WorkerEnded tells how it went."""
@@ -161,7 +210,8 @@ class WorkerPool:
 
     async def stop(self, deadline_s: float) -> None:
         """Ends every process; those still there at the deadline are killed."""
-        await asyncio.gather(*(zygote.stop(deadline_s) for zygote in self._zygotes.values()))
+        zygotes = (zygote.stop(deadline_s) for zygote in self._zygotes.values())
+        await asyncio.gather(*zygotes, *self._departures)
         for worker in list(self._workers.values()):
             self._forget(worker)
         for descriptor, _size in self._arenas.values():
@@ -187,7 +237,8 @@ class WorkerPool:
                 self._worker_ended(fields[0], f"could not be started: {fields[1]}")
 
     def _zygote_lost(self, dataset: str, event: DatasetFailed | DatasetLost) -> None:
-        for worker in [w for w in self._workers.values() if w.dataset == dataset]:
+        lost = [w for w in self._workers.values() if w.dataset == dataset and not w.is_leaving]
+        for worker in lost:
             worker.line.drain()
             _kill(worker)
             self._forget(worker)

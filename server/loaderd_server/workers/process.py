@@ -19,9 +19,10 @@ from loaderd_server.batching.maker import Maker
 from loaderd_server.batching.placing import Bytes
 from loaderd_server.core.tasks import OrderDone, Place, Result
 from loaderd_server.workers import process_setup
-from loaderd_server.workers.frames import Kind, pack, read_task, result_fields
+from loaderd_server.workers.frames import Fields, Kind, pack, read_task, result_fields
 from loaderd_server.workers.line import BlockingLine
 from loaderd_server.workers.plan import DatasetPlan
+from loaderd_server.workers.plan_codec import decode_plan
 from loaderd_server.workers.progress import ProgressPage
 
 #: How often a worker looks at its own memory; a look takes 30 us.
@@ -60,8 +61,8 @@ class Worker:
             kind, fields = frame
             if kind is Kind.STOP:
                 return
-            if kind is Kind.ARENA:
-                self._add_arena(*fields)
+            if kind is not Kind.TASK:
+                self._learn(kind, fields)
                 continue
             assert self._maker is not None
             result = self._maker.do(read_task(fields))
@@ -69,6 +70,18 @@ class Worker:
             self.page.clear()
             if not self._answer(result):
                 return
+
+    def _learn(self, kind: Kind, fields: Fields) -> None:
+        """What changes for the tasks that follow."""
+        match kind:
+            case Kind.ARENA:
+                self._add_arena(*fields)
+            case Kind.ARENA_GONE:
+                self._arenas.pop(fields[0], None)  # unmapped with its last array
+            case Kind.NEW_PLAN:
+                assert self._maker is not None
+                self.plan = decode_plan(fields[0])
+                self._maker.change_plan(self.plan)
 
     def _answer(self, result: Result) -> bool:
         if not isinstance(result, OrderDone):

@@ -52,8 +52,9 @@ def flush_output() -> None:
 
 
 def default_signals() -> None:
-    """Ctrl-C reaches the whole process group: the daemon alone decides on it."""
+    """Ctrl-C and a terminal's end reach the whole process group: the daemon alone decides on them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 

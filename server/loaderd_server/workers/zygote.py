@@ -75,6 +75,8 @@ class Zygote:
             kind, fields = frame
             if kind is Kind.FORK:
                 self._start(*fields)
+            elif kind is Kind.NEW_PLAN:
+                self._plan = decode_plan(fields[0])
         self._end_children()
 
     def _start(self, number: int) -> None:

@@ -86,6 +86,18 @@ class ZygoteProcess:
         self._line.send(pack(Kind.PLAN, encode_plan(self._plan)))
         self.state = "building"
 
+    def try_start(self) -> None:
+        """As ``start``; where there is no process to be had, tries again after a rest."""
+        try:
+            self.start()
+        except OSError as error:
+            self._died(f"could not be started ({error})", was_up=False)
+
+    def change_plan(self, plan: DatasetPlan) -> None:
+        """Other streams draw from the same dataset: workers forked from now on know them."""
+        self._plan = plan
+        self.send(pack(Kind.NEW_PLAN, encode_plan(plan)), ())
+
     def send(self, frame: bytes, descriptors: Sequence[int]) -> None:
         """Sends it a frame; where it is gone, its loss is on its way."""
         if self._line is not None:
@@ -155,13 +167,7 @@ class ZygoteProcess:
         if was_up:
             self._on_lost(name, DatasetLost(name, how))
         rest_s = 0.0 if self._deaths == 1 else min(2.0 ** (self._deaths - 2), _LONGEST_REST_S)
-        self._timer = self._loop.call_later(rest_s, self._start_again)
-
-    def _start_again(self) -> None:
-        try:
-            self.start()
-        except OSError as error:
-            self._died(f"could not be started ({error})", was_up=False)
+        self._timer = self._loop.call_later(rest_s, self.try_start)
 
     def _given_up(self, how: str) -> Failure:
         head = f"the zygote of dataset {self._plan.name} {how}"

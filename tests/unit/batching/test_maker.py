@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.support import case_datasets
-from tests.support.making import Bench
+from tests.support.making import Bench, stream_plan
 from torch.utils.data import Dataset, Subset, default_collate
 
 from loaderd_server.batching.fetch import NO_ROW, loads_at_once
@@ -314,3 +315,14 @@ class _OneByOne(Dataset[int]):
 class _AtOnce(_OneByOne):
     def __getitems__(self, indices: list[int]) -> list[int]:
         return indices
+
+
+def test_a_new_plan_is_followed_and_what_did_not_change_is_not_built_again() -> None:
+    bench = Bench(case_datasets.Indices(8), transforms=GIVEN)
+    assert [len(row) for row in rows_of(bench.batch([0, 1]))] == [3, 3]
+    built = bench.maker._streams["train"]
+    same = stream_plan(transforms=GIVEN)
+    bench.maker.change_plan(replace(bench.maker.plan, streams=(same, stream_plan(name="more"))))
+    assert bench.maker._streams["train"] is built
+    bench.maker.change_plan(replace(bench.maker.plan, streams=(stream_plan(transforms=NOISY),)))
+    assert [len(row) for row in rows_of(bench.batch([0, 1]))] == [5, 5]

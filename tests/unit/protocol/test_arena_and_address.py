@@ -20,6 +20,26 @@ def descriptor() -> object:
     os.close(made)
 
 
+def test_a_punched_arena_takes_no_memory_though_it_is_mapped(descriptor: int) -> None:
+    mapped = arena.map_shared(descriptor, 2 * arena.PAGE_BYTES, writable=True)
+    mapped[0:3] = b"abc"
+    arena.populate(mapped)
+    assert os.fstat(descriptor).st_blocks * 512 == 2 * arena.PAGE_BYTES
+    arena.punch(descriptor, 2 * arena.PAGE_BYTES)
+    assert os.fstat(descriptor).st_blocks == 0
+    assert os.fstat(descriptor).st_size == 2 * arena.PAGE_BYTES
+    assert mapped[0:3] == bytes(3)
+
+
+def test_an_arena_that_cannot_be_punched_says_why(descriptor: int) -> None:
+    reader = arena.reopen_read_only(descriptor)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            arena.punch(reader, arena.PAGE_BYTES)
+    finally:
+        os.close(reader)
+
+
 def test_what_a_writer_writes_a_reader_sees(descriptor: int) -> None:
     reader = arena.reopen_read_only(descriptor)
     written = arena.map_shared(descriptor, 2 * arena.PAGE_BYTES, writable=True)
