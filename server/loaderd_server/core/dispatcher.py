@@ -362,6 +362,8 @@ class Dispatcher:
             return
         if self._turn.now < deadline:
             self._turn.wake_at(deadline)
+        elif worker.hands and worker.hands[0].job.is_unlimited:
+            self._turn.wake_at(self._turn.now + (deadline - worker.since))  # looked at again
         elif worker.hands:
             task = worker.hands[0].task
             self._kill(worker, task, f"task {task} took longer than workers.timeout_s")
@@ -377,8 +379,7 @@ class Dispatcher:
         if worker.state is WorkerState.STARTING:
             return worker.since + _START_S
         if worker.hands:
-            is_unlimited = worker.hands[0].job.is_unlimited
-            limit_s = None if is_unlimited else self._settings.timeout_s
+            limit_s = self._settings.timeout_s
         elif worker.state is WorkerState.READY and worker.team.living() > 1:
             limit_s = self._settings.idle_s
         else:

@@ -37,6 +37,7 @@ from loaderd_server.core.ordering import OrderDesk
 from loaderd_server.core.reloading import Parts, Reloading
 from loaderd_server.core.scheduler import Scheduler
 from loaderd_server.core.settings import CoreSettings
+from loaderd_server.core.starting import Starting
 from loaderd_server.core.status import CoreStatus, status_of
 from loaderd_server.core.streams import Stream
 from loaderd_server.core.subscriptions import Subscriptions
@@ -70,8 +71,9 @@ class Core:
         self._opening = Opening(turn, self._dispatcher, orders, self._arenas, workers)
         self._growth = Growth(turn, self._arenas)
         self._admission = Admission(turn, self._growth, delivery)
+        self._starting = Starting(turn, orders, delivery)
         self._subscriptions = Subscriptions(
-            turn, self._streams, self._leases, orders, self._admission, delivery
+            turn, self._streams, self._leases, self._starting, self._admission, delivery
         )
         self._opening.opened = self._subscriptions.stream_opened
         self._opening.closed = self._subscriptions.stream_closed
@@ -243,6 +245,6 @@ class Core:
         self._dispatcher.timer_fired()
         for stream in self._streams.values():
             self._admission.timer_fired(stream)
-            self._subscriptions.timer_fired(stream)
+            self._starting.timer_fired(stream)
             self._delivery.timer_fired(stream)
             self._large.timer_fired(stream)

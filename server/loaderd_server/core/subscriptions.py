@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_protocol.messages import (
-    Dealt,
     Done,
-    EpochStarted,
     Leave,
     Refused,
     Release,
@@ -19,25 +17,20 @@ from loaderd_protocol.messages import (
 from loaderd_server.core.actions import Log, Severity, Tell
 from loaderd_server.core.admission import Admission
 from loaderd_server.core.delivery import Delivery
-from loaderd_server.core.endless import EndlessView
-from loaderd_server.core.failures import recall_failures
 from loaderd_server.core.leases import MOST_CURSORS, Lease
-from loaderd_server.core.ordering import OrderDesk
-from loaderd_server.core.orders import RankOrder
 from loaderd_server.core.places import (
     MOST_EPOCH,
     cut_of,
     fault_of_sharing,
     fault_of_start,
-    found,
     order_text,
-    produced_from,
     sequence_of,
     wanted_credits,
     why_uncuttable,
 )
-from loaderd_server.core.sequences import Cursor, CursorState, View
+from loaderd_server.core.sequences import Cursor, CursorState
 from loaderd_server.core.settings import Mode
+from loaderd_server.core.starting import Starting, bad_start
 from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.turn import Turn
 
@@ -54,14 +47,15 @@ class Subscriptions:
         turn: Turn,
         streams: dict[str, Stream],
         leases: dict[int, Lease],
-        orders: OrderDesk,
+        starting: Starting,
         admission: Admission,
         delivery: Delivery,
     ) -> None:
         self._turn = turn
         self._streams = streams
         self._leases = leases
-        self._orders = orders
+        self._starting = starting
+        starting.refused = self._refuse
         self._admission = admission
         admission.admitted = self._subscribed
         admission.refused = self._refuse
@@ -103,11 +97,11 @@ class Subscriptions:
             return
         fault = fault_of_start(asked, cursor.sequence.stream.settings.mode)
         if fault is not None:
-            self._refuse(cursor, _bad_start(asked.epoch, asked.batch, fault))
+            self._refuse(cursor, bad_start(asked, fault))
             return
         cursor.start = asked
         if cursor.state is not CursorState.ASKED:
-            self._begin(cursor)
+            self._starting.begin(cursor)
 
     def done(self, lease: Lease, said: Done) -> None:
         """The trainer is done with what a queue gave it, up to there."""
@@ -190,35 +184,21 @@ class Subscriptions:
             elif cursor.state is CursorState.ASKED:
                 self._admit(stream, cursor)
             else:
-                self._begin(cursor)
+                self._starting.begin(cursor)
         stream.prune()
-
-    def timer_fired(self, stream: Stream) -> None:
-        """Trainers that were awaited for too long are waited for no more."""
-        gate = stream.gate
-        if gate.is_late(self._turn.now):
-            started = sum(c.start is not None for c in stream.cursors)
-            self._turn.log(
-                Severity.WARNING,
-                f"stream {stream.name!r} goes on with {started} of the {gate.count} trainers it was "
-                f"to await (await_trainers)",
-            )
-            self._begin_all(stream)
-        elif not gate.is_open:
-            self._turn.wake_at(gate.deadline)
 
     # --- the life of a cursor ---------------------------------------------------------------
 
     def _admit(self, stream: Stream, cursor: Cursor) -> None:
         """Once the order it named is there, it waits for credits, often for no time."""
-        if not self._has_order(cursor, cursor.asked_epoch):
+        if not self._starting.has_order(cursor, cursor.asked_epoch):
             return
         self._admission.join(stream, cursor)
 
     def _subscribed(self, stream: Stream, cursor: Cursor) -> None:
         cursor.state = CursorState.IDLE
         settings = stream.settings
-        view = self._view(stream, cursor, cursor.asked_epoch, ())
+        view = self._starting.view(stream, cursor, cursor.asked_epoch)
         message = Subscribed(
             cursor.sub,
             settings.mode.value,
@@ -236,94 +216,7 @@ class Subscriptions:
         )
         self._turn.do(Tell(cursor.lease, message))
         if cursor.start is not None:
-            self._begin(cursor)
-
-    def _has_order(self, cursor: Cursor, epoch: int, dealt: tuple[Dealt, ...] = ()) -> bool:
-        """Whether the order of that epoch is there; else it is asked for, and the cursor waits."""
-        sequence, stream = cursor.sequence, cursor.sequence.stream
-        is_there = (epoch, dealt) in sequence.epochs or stream.is_iterable
-        if is_there or (sequence.seed, epoch) in stream.orders.ready:
-            cursor.awaits = None
-            return True
-        cursor.awaits = epoch
-        self._orders.ask(stream, sequence.seed, epoch, hurry=True)
-        return False
-
-    @staticmethod
-    def _view(stream: Stream, cursor: Cursor, epoch: int, dealt: tuple[Dealt, ...]) -> View:
-        sequence = cursor.sequence
-        if stream.is_iterable:
-            return EndlessView(stream.cutting)
-        known = sequence.epochs.get((epoch, dealt))
-        if known is not None:
-            return known.view
-        order = stream.orders.ready[(sequence.seed, epoch)]
-        return RankOrder(order, stream.cutting, sequence.rank, sequence.world_size, dealt)
-
-    def _begin_all(self, stream: Stream, but: Cursor | None = None) -> None:
-        """The gate is open: carries out every Start that waits for it."""
-        for cursor in tuple(stream.cursors):
-            if cursor.state is CursorState.RUNNING and cursor is not but:
-                self._begin(cursor)
-
-    def _begin(self, cursor: Cursor) -> None:
-        """Carries out the cursor's last Start, now or when gate and order let it."""
-        asked, stream = cursor.start, cursor.sequence.stream
-        if asked is None:
-            return
-        self._delivery.leave(cursor, done=asked.count)
-        cursor.state = CursorState.RUNNING
-        if not self._is_let_in(stream, cursor):
-            return
-        cursor.start = asked = found(cursor, asked)
-        cursor.asked_epoch = asked.epoch
-        if not self._has_order(cursor, asked.epoch, asked.dealt):
-            return
-        view = self._view(stream, cursor, asked.epoch, asked.dealt)
-        if asked.batch > view.batches:
-            why = f"the epoch has {view.batches} batches"
-            self._refuse(cursor, _bad_start(asked.epoch, asked.batch, why))
-            return
-        self._place(cursor, asked, view)
-        if not stream.is_iterable:
-            self._orders.ask(stream, cursor.sequence.seed, asked.epoch + 1, hurry=False)
-        stream.prune()
-
-    def _is_let_in(self, stream: Stream, cursor: Cursor) -> bool:
-        """Whether the trainers that are awaited are there."""
-        gate = stream.gate
-        if gate.is_open:
-            return True
-        if gate.arrived(
-            sum(c.state is CursorState.RUNNING for c in stream.cursors), self._turn.now
-        ):
-            self._begin_all(stream, but=cursor)
-            return True
-        self._turn.wake_at(gate.deadline)
-        return False
-
-    def _place(self, cursor: Cursor, asked: Start, view: View) -> None:
-        cursor.start = None
-        cursor.iteration = asked.iteration
-        cursor.served_tick = self._turn.tick
-        cursor.is_behind = False
-        epoch = cursor.sequence.epoch(asked.epoch, asked.dealt, view)
-        if isinstance(view, EndlessView):
-            epoch = produced_from(epoch, asked, cursor.sequence.stream.settings.shards)
-        recall_failures(epoch, asked.failed)
-        cursor.place(epoch, asked.batch)
-        is_queue = self._delivery.join_queue(cursor, epoch, asked.done)
-        message = EpochStarted(
-            asked.sub,
-            asked.iteration,
-            asked.epoch,
-            -1 if is_queue or epoch.producer is not None else cursor.end,
-            asked.batch,
-            view.length,
-        )
-        self._turn.do(Tell(cursor.lease, message))
-        self._delivery.advance(cursor)
-        self._delivery.end_queue(epoch)
+            self._starting.begin(cursor)
 
     def _refuse(self, cursor: Cursor, text: str, code: ErrorCode = ErrorCode.REFUSED) -> None:
         """Ends a cursor with a reason."""
@@ -389,10 +282,6 @@ class Subscriptions:
 
 def _where(cursor: Cursor) -> tuple[int, int]:
     return cursor.sub, cursor.iteration
-
-
-def _bad_start(epoch: int, batch: int, why: str) -> str:
-    return f"cannot start at batch {batch} of epoch {epoch}: {why}"
 
 
 def _ended_text(stream: Stream) -> str:

@@ -46,9 +46,9 @@ class UnitJob(BatchJob):
 
     @property
     def is_unlimited(self) -> bool:
-        """See Job: an iterator that must be gone through from its beginning takes as long as it does."""
+        """See Job: an iterator that must be gone through takes as long as it does, while trainers wait."""
         shard, unit = self._producer.shard_of(self.batch), self._producer.unit_of(self.batch)
-        return shard.at != unit and shard.at != unit + 1
+        return shard.at not in (unit, unit + 1) and bool(self.epoch.cursors)
 
     def given_to(self, worker: int) -> None:
         """See Job."""
