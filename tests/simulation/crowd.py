@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.simulation.fleet import Contents
+from tests.simulation.nonsense import MAD_SUB, SUB, Said, nonsense
 from tests.simulation.scenario import TrainerScript
+from tests.simulation.taken import Taken, View, view_of
 from tests.simulation.truth import Reading, reading_of
 
 from loaderd_protocol.messages import (
@@ -16,7 +17,6 @@ from loaderd_protocol.messages import (
     Announce,
     BatchEmpty,
     BatchFailed,
-    Dealt,
     Done,
     EpochEnded,
     EpochStarted,
@@ -24,7 +24,6 @@ from loaderd_protocol.messages import (
     Leave,
     Refused,
     Release,
-    ShardState,
     Start,
     Subscribe,
     Subscribed,
@@ -38,21 +37,6 @@ from loaderd_server.core.settings import Mode
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-
-_SUB = 7
-_MAD_SUB = 1234
-Said = Subscribe | Start | Unsubscribe | Release | Done | Leave
-
-
-@dataclass(frozen=True)
-class View:
-    """A batch in a trainer's hands, with what it saw there first."""
-
-    release: Release
-    place: tuple[int, int] | None
-    contents: Contents | None
-    batch: int
-    failed: tuple[int, ...]
 
 
 class FakeTrainer:
@@ -74,17 +58,9 @@ class FakeTrainer:
         #: The batch before which its epoch ends; None before EpochStarted, and in a queue.
         self._end: int | None = None
         self._is_over = False
-        #: The next batch to come, and the next to be taken: it goes on there after a restart.
+        #: The next batch to come.
         self._next = 0
-        self._next_taken = 0
-        #: Positions of this epoch that were reported as failed.
-        self._failed: set[int] = set()
-        #: Of an iterable dataset: the state of each shard, and those that are not taken yet.
-        self._states: dict[int, ShardState] = {}
-        self._coming: dict[int, ShardState] = {}
-        #: Of a queue: batches taken in this iteration, and how many of them it is done with.
-        self._taken: list[int] = []
-        self._done = 0
+        self._taken = Taken()
         self._inbox: deque[View] = deque()
         self._kept: deque[View] = deque()
         self._is_working = False
@@ -113,7 +89,7 @@ class FakeTrainer:
         script = self.script
         self._say(
             Subscribe(
-                _SUB, script.stream, script.rank, script.world_size, script.prefetch, self._epoch,
+                SUB, script.stream, script.rank, script.world_size, script.prefetch, self._epoch,
                 script.seed, script.batch_size, script.drop_last,
             )
         )  # fmt: skip
@@ -206,9 +182,9 @@ class FakeTrainer:
 
     def _read(self, message: Outgoing) -> None:
         check = self._world.check
-        if isinstance(message, Refused) and message.sub == _MAD_SUB:
+        if isinstance(message, Refused) and message.sub == MAD_SUB:
             return
-        check.that(message.sub == _SUB, message, "for a sub that is not there")
+        check.that(message.sub == SUB, message, "for a sub that is not there")
         if isinstance(message, Subscribed):
             check.that(message.credits >= 1, message, "without a credit")
             batches = self._truth_end(replace(self._reading(), dealt=()))
@@ -253,34 +229,30 @@ class FakeTrainer:
     def _begin(self) -> None:
         """Where it is to begin, or where it was when the daemon died."""
         if self._has_begun:
-            self._start(self._next_taken, goes_on=True)
+            self._start(self._taken.next, goes_on=True)
         else:
             first = int(self.script.batch_share * self._truth_end(self._reading()))
             self._start(first, Where.LIVE if self.script.joins_live else Where.EXACT)
 
     def _start(self, batch: int, where: Where = Where.EXACT, *, goes_on: bool = False) -> None:
-        if not goes_on:
-            self._failed.clear()
-            self._states.clear()
-        self._coming.clear()
         if where is Where.LIVE:
             self._dealt = ()
         self._has_begun = where is Where.EXACT
         self._is_live = where is Where.LIVE
         self._iteration += 1
-        self._next = self._next_taken = batch
+        self._next = batch
         self._end = None
         self._is_over = False
         while self._inbox:
             self._say(self._inbox.popleft().release)
-        count = len(self._taken)
+        count = len(self._taken.batches)
+        self._taken.begin(batch, goes_on=goes_on)
         done = self._done_ranges() if goes_on and self.is_queue else ()
-        self._taken, self._done = [], 0
-        failed = tuple(sorted(self._failed)) if goes_on else ()
-        states = tuple(self._states.values())
+        failed = tuple(sorted(self._taken.failed))
+        states = tuple(self._taken.states.values())
         self._say(
             Start(
-                _SUB, self._iteration, self._epoch, batch, where, self._dealt, failed, done, count,
+                SUB, self._iteration, self._epoch, batch, where, self._dealt, failed, done, count,
                 states,
             )
         )  # fmt: skip
@@ -295,9 +267,9 @@ class FakeTrainer:
         check = self._world.check
         if self._is_live:
             self._epoch, self._is_live, self._has_begun = message.epoch, False, True
-            self._next = self._next_taken = message.batch
+            self._next = self._taken.next = message.batch
         check.that(message.epoch == self._epoch, message, "is another epoch than", self._epoch)
-        check.that(message.batch == self._next_taken, message, "not at", self._next_taken)
+        check.that(message.batch == self._taken.next, message, "not at", self._taken.next)
         self._end = self._truth_end(self._reading())
         told = -1 if self.is_queue or self._is_iterable else self._end
         check.that(message.batches == told, message, "but there are", told)
@@ -320,9 +292,9 @@ class FakeTrainer:
     def _given(self, message: Announce | BatchFailed | BatchEmpty) -> None:
         if isinstance(message, Announce):
             place = (message.arena, message.offset)
-            release = Release(_SUB, message.slot, message.generation)
+            release = Release(SUB, message.slot, message.generation)
         else:
-            place, release = None, Release(_SUB, NO_SLOT, message.batch)
+            place, release = None, Release(SUB, NO_SLOT, message.batch)
         if message.iteration != self._iteration:
             self._say(release)
             return
@@ -337,14 +309,7 @@ class FakeTrainer:
         self._next += 1
         contents = None if place is None else self._world.fleet.memory.get(place)
         check.batch(self._reading(), message, contents)
-        failed = () if isinstance(message, BatchFailed) else message.failed
-        self._inbox.append(
-            View(release, place, contents, message.batch, tuple(f.position for f in failed))
-        )
-        if isinstance(message, Announce) and message.state:
-            shards = self._settings.shards
-            known = ShardState(message.batch % shards, message.batch // shards + 1, message.state)
-            self._coming[message.batch] = known
+        self._inbox.append(view_of(message, release, contents, self._settings.shards))
 
     def _work(self) -> None:
         """Takes the next batch if it is idle, or notes that it waits."""
@@ -352,9 +317,10 @@ class FakeTrainer:
             return
         if not self.is_attached:
             return
-        if self.is_queue and self.is_attached and len(self._taken) > self._done:
-            self._done = len(self._taken)
-            self._say(Done(_SUB, self._iteration, self._done))
+        taken = self._taken
+        if self.is_queue and self.is_attached and len(taken.batches) > taken.done:
+            taken.done = len(taken.batches)
+            self._say(Done(SUB, self._iteration, taken.done))
         if self._inbox:
             self.waits_since = None
             self._is_working = True
@@ -376,13 +342,8 @@ class FakeTrainer:
         Views it keeps stay kept when its credits are lowered.
         """
         self.delivered += 1
-        self._next_taken = view.batch + 1
-        self._failed.update(view.failed)
-        if view.batch in self._coming:
-            known = self._coming.pop(view.batch)
-            self._states[known.shard] = known
+        self._taken.take(view)
         if self.is_queue:
-            self._taken.append(view.batch)
             self._world.queues.took(self, self._reading(), view.batch)
         if len(self._kept) >= self._credits - 1:
             self._say(view.release)
@@ -396,7 +357,7 @@ class FakeTrainer:
         while len(self._kept) > self.script.keep:
             self._say(self._kept.popleft().release)
         if self._draws.random() < self.script.madness:
-            self._say(self._nonsense())
+            self._say(nonsense(self._draws, self.script.stream, self._iteration))
         if self._draws.random() < self.script.restlessness:
             self._epoch = self._draws.choice((self._epoch, self._epoch, 0, 5))
             where = self._draws.choice((Where.EXACT, Where.EXACT, Where.LIVE))
@@ -414,7 +375,7 @@ class FakeTrainer:
         if self._draws.random() < 0.5:
             self._leave()
             return
-        self._say(Unsubscribe(_SUB))
+        self._say(Unsubscribe(SUB))
         self.waits_since = self._world.now
         if self._draws.random() < 0.5:
             while self._kept:
@@ -425,7 +386,7 @@ class FakeTrainer:
         self.has_left = True
         self.waits_since = None
         self._inbox.clear()
-        done = (Done(_SUB, self._iteration, len(self._taken)),) if self.is_queue else ()
+        done = (Done(SUB, self._iteration, len(self._taken.batches)),) if self.is_queue else ()
         self._say(Leave(tuple(view.release for view in self._kept), done))
         self._world.later(self._draws.uniform(0, 1), self._last_view)
 
@@ -435,21 +396,3 @@ class FakeTrainer:
         while self._kept:
             self._say(self._kept.popleft().release)
         self._world.later(self._draws.uniform(0, 1), self.crash)
-
-    def _nonsense(self) -> Said:
-        number = self._draws.choice((-1, 0, 3, 2**31, 2**63 - 1))
-        return self._draws.choice(
-            (
-                Release(_SUB, 2**20, number),  # no slot has this number
-                Release(number, NO_SLOT, 0),
-                Start(number, 1, 0, 0),
-                Start(_SUB, 0, number, -1),
-                Unsubscribe(99),
-                Subscribe(_SUB, self.script.stream, 0, 1, 2, 0),
-                Subscribe(_MAD_SUB, "no such stream", number, number, number, number),
-                Subscribe(_MAD_SUB, self.script.stream, number, number, -1, number),
-                Subscribe(_MAD_SUB, self.script.stream, 0, 1, 2, 0, number, -1, number),
-                Start(_SUB, self._iteration, 0, 0, Where.LIVE, (Dealt(3, (number,)),)),
-                Done(number, self._iteration, number),
-            )
-        )
