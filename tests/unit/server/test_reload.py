@@ -111,6 +111,18 @@ def test_a_dataset_within_a_stream_goes_by_its_own_arguments() -> None:
     assert not same.datasets_gone + same.datasets_new
 
 
+def test_a_mixture_changes_with_each_of_its_sources() -> None:
+    sources = [{"dataset": "rows", "weight": 1}, {"dataset": "other", "weight": 2}]
+    mixed = streams(a=None, b=None, mixed={"dataset": {"mixture": sources}, "batch_size": 4})
+    datasets = {
+        "rows": {"target": "m:Rows", "args": {"length": 50}},
+        "other": {"target": "m:Other"},
+    }
+    change = compare(config(streams=mixed), config(streams=mixed, datasets=datasets))
+    assert (change.changed, change.unchanged) == (("mixed",), ("c",))
+    assert change.datasets_gone == change.datasets_new == ("streams.mixed",)
+
+
 def test_settings_of_the_whole_daemon_are_kept_and_named_with_both_values() -> None:
     new = config(memory="1GiB", workers={"count": 3, "depth": 1}, python_path=["lib"])
     change = compare(config(), new)
