@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.simulation.checker import Broken
 from tests.simulation.world import run_seed
 
 from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.delivery import Delivery
+from loaderd_server.core.endless import Producer
+from loaderd_server.core.gate import Gate
+from loaderd_server.core.lagging import Lagging, Window
 from loaderd_server.core.leases import Lease
 from loaderd_server.core.making import Maker
+from loaderd_server.core.orders import RankOrder
+from loaderd_server.core.queueing import Line
 from loaderd_server.core.sequences import Cursor, Epoch, Pending
 from loaderd_server.core.slots import Slot, SlotPool, SlotState
 
 _SEEDS = 60
 
 
-def _is_found(*words: str) -> bool:
+def _is_found(*words: str, seeds: int = _SEEDS) -> bool:
     """Whether some seed breaks with one of these words in what it says."""
-    for seed in range(_SEEDS):
+    for seed in range(seeds):
         try:
             run_seed(seed)
         except Broken as broken:
@@ -122,3 +129,57 @@ def test_a_batch_made_twice_at_once_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Epoch, "settle", forget)
     assert _is_found("nobody knows of")
+
+
+def test_a_queue_s_batch_that_is_handed_out_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Line.hand
+
+    def forget(line: Line, batch: int, cursor: Cursor) -> None:
+        hand(line, batch, cursor)
+        if batch % 5 == 3 and len(cursor.handed.batches) == 1:
+            line._states[batch] = 0
+
+    monkeypatch.setattr(Line, "hand", forget)
+    assert _is_found("taken by", "circles", "credits")
+
+
+def test_a_queue_s_batch_that_dies_with_its_trainer_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Line, "take_back", lambda *_: [])
+    assert _is_found("waits", "nothing will ever happen")
+
+
+def test_a_window_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Window, "limit", lambda window, cursor, epoch: epoch.batches)
+    assert _is_found("though the last is at", seeds=120)
+
+
+def test_a_patience_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lagging, "timer_fired", _look_away)
+    assert _is_found("stalls", "waits", "nothing will ever happen", seeds=120)
+
+
+def test_a_gate_that_never_opens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "is_late", lambda *_: False)
+    assert _is_found("waits", "circles")
+
+
+def test_an_epoch_that_is_dealt_anew_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = RankOrder.__init__
+
+    def forget(view: RankOrder, *args: Any) -> None:
+        init(view, *args[:4])
+
+    monkeypatch.setattr(RankOrder, "__init__", forget)
+    assert _is_found("expected", "but there are", "lies")
+
+
+def test_an_iterable_dataset_s_batch_that_makes_room_too_early_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slot that somebody in the window still needs must not be taken: its batch is gone for good."""
+    monkeypatch.setattr(Producer, "is_gone", lambda *_: False)
+    places = Epoch.places
+    monkeypatch.setattr(Epoch, "places", lambda epoch: places(epoch)[-1:])
+    assert _is_found("waits", "nothing will ever happen")
