@@ -47,7 +47,8 @@ def dense_of(item: object) -> Dense | None:
     """A tensor's bytes, whatever its dtype and strides."""
     if not isinstance(item, torch.Tensor):
         return None
-    plain = item.detach().resolve_conj().resolve_neg().contiguous()
+    # A clone, as contiguous() keeps odd strides where there is but one element.
+    plain = item.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     flat = plain.reshape(-1).view(torch.uint8).numpy()
     return Dense(str(item.dtype).replace(".", " "), tuple(item.shape), flat)
 

@@ -44,6 +44,8 @@ def drive(
 ) -> tuple[TrainerRun, ...]:
     """Runs all trainers at once, through all epochs. ``seeded``: each asks for its own order."""
     with contextlib.ExitStack() as stack:
+        # Entered first: where this is interrupted, the trainers end before their readers are awaited.
+        readers = stack.enter_context(ThreadPoolExecutor(len(trainers)))
         running = [
             stack.enter_context(contextlib.closing(_Trainer(request, address, plan, seeded=seeded)))
             for plan in trainers
@@ -53,8 +55,7 @@ def drive(
             trainer.wait_until_ready()
         for trainer in running:
             trainer.go()
-        with ThreadPoolExecutor(len(running)) as readers:
-            return tuple(readers.map(_Trainer.finish, running))
+        return tuple(readers.map(_Trainer.finish, running))
 
 
 class _Trainer:

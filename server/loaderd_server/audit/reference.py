@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DistributedSampler, IterableDataset, default_collate
+from torch.utils.data import DistributedSampler, default_collate
 
 from loaderd_protocol.digests import Digester
 from loaderd_server.audit.collation import collate, dense_of
@@ -22,6 +22,7 @@ from loaderd_server.audit.expected import (
     SequenceKey,
 )
 from loaderd_server.batching.fetch import BatchedFault, Fetched, Fetcher
+from loaderd_server.batching.iterables import is_iterable, length_of
 from loaderd_server.batching.keys import Keys
 from loaderd_server.batching.maker import build_transforms, user_collate
 from loaderd_server.batching.order import draw
@@ -41,12 +42,21 @@ class _Share:
     bounds: Indices
 
 
+class NoReference(Exception):
+    """There can be no reference for a stream; the text says why."""
+
+
 class Reference:
     """Makes the epochs of one stream."""
 
     def __init__(self, plan: DatasetPlan, stream: str, dataset: Any) -> None:
-        """Raises: TypeError for a dataset whose samples cannot be asked for one by one."""
-        self._check_map_style(dataset, stream)
+        """Raises: NoReference for a dataset whose samples cannot be asked for one by one."""
+        if is_iterable(dataset):
+            raise NoReference(
+                f"stream {stream!r} has a {type(dataset).__name__} for its dataset, which gives no "
+                f"sample by its index: the auditor cannot make a reference for it. Audit streams of "
+                f"datasets with __getitem__"
+            )
         self._plan = next(found for found in plan.streams if found.name == stream)
         self._dataset_name = plan.name
         self._dataset = dataset
@@ -75,7 +85,8 @@ class Reference:
         numbers = range(len(share.bounds) - 1)
         batches = [self._batch(share, number, failed, left_out) for number in numbers]
         _values, counts = np.unique(order.indices, return_counts=True)
-        samples = len(self._dataset) if hasattr(type(self._dataset), "__len__") else -1
+        length = length_of(self._dataset)
+        samples = -1 if length is None else length
         most = int(counts.max()) if len(counts) else 0
         return EpochReference(
             samples, len(order.indices), len(counts), most, tuple(batches), tuple(left_out)
@@ -162,18 +173,6 @@ class Reference:
             return digests
         placed = dict(zip(positions, digests, strict=True))
         return tuple(placed.get(position, "") for position in range(first, stop))
-
-    @staticmethod
-    def _check_map_style(dataset: Any, stream: str) -> None:
-        has_samples = any(
-            hasattr(dataset, n) for n in ("__getitem__", "__getitems__", "batch_load")
-        )
-        if isinstance(dataset, IterableDataset) or not has_samples:
-            raise TypeError(
-                f"stream {stream!r} has a {type(dataset).__name__} for its dataset, which gives no "
-                f"sample by its index: the auditor cannot make a reference for it. Audit streams of "
-                f"datasets with __getitem__"
-            )
 
 
 def _dealt(units: int, key: SequenceKey, drop_last: bool) -> Sequence[int]:

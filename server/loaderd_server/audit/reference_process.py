@@ -16,9 +16,10 @@ from typing import IO, Any, Self
 from loaderd_protocol.records import from_array, to_array
 from loaderd_server.audit.expected import EpochReference, ReferenceRequest
 from loaderd_server.audit.failure import AuditFailed
-from loaderd_server.audit.reference import Reference
+from loaderd_server.audit.reference import NoReference, Reference
 from loaderd_server.batching.faults import failure_of
 from loaderd_server.batching.imports import load
+from loaderd_server.cli.exit_codes import ExitCode
 from loaderd_server.workers import process_setup
 from loaderd_server.workers.plan import DatasetPlan
 from loaderd_server.workers.plan_codec import decode_plan, encode_plan
@@ -28,10 +29,11 @@ from loaderd_server.workers.zygote_process import how_exited
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """The dataset is built; or why not."""
+    """The dataset is built; or why not; or why there is no reference for it."""
 
     digests_whole: bool = False
     error: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class ReferenceProcess:
         try:
             self._write(encode_plan(self._plan).hex())
             built = from_array(_Built, self._read())
+            if built.refused:
+                raise AuditFailed(built.refused, ExitCode.CONFIG)
             if built.error:
                 raise AuditFailed(f"the reference cannot be made: {built.error}")
         except BaseException:
@@ -122,6 +126,9 @@ def main(stream: str) -> None:
         if plan.process.worker_init is not None:
             load(plan.process.worker_init)(0)
         reference = Reference(plan, stream, dataset)
+    except NoReference as error:
+        _say(answers, _Built(refused=str(error)))
+        return
     except BaseException as error:  # noqa: BLE001 - user code; SystemExit too is news
         _say(answers, _Built(error=_told(error)))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import zmq
@@ -17,6 +18,8 @@ from loaderd_server.cli.status import ask
 
 def audit(request: AuditRequest, as_json: bool) -> int:
     """Carries out an audit and prints its report; returns the exit code."""
+    # As Ctrl-C: daemons, trainers and folders of this audit go with it.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         if request.address is not None:
             _check_answers(request)
