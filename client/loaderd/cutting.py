@@ -135,7 +135,8 @@ def _row_of(first: int, end: int, rows: int, failed: Sequence[FailedSample]) -> 
 
 
 def _check_rows(leaf: Any, rows: int, batch: int) -> None:
-    if not isinstance(leaf, torch.Tensor | np.ndarray | list) or len(leaf) != rows:
+    has_rows = isinstance(leaf, torch.Tensor | np.ndarray | list | tuple)
+    if not has_rows or len(leaf) != rows:
         raise BatchError(
             f"batch {batch} of {rows} rows cannot be cut: it has a {type(leaf).__name__} that has not "
             f"one entry a row. Leave batch_size out for this stream"
@@ -160,4 +161,5 @@ def _join(column: Sequence[Any]) -> Any:
         return torch.cat(list(column))
     if isinstance(column[0], np.ndarray):
         return np.concatenate(column)
-    return [item for part in column for item in part]
+    # Strings of a tuple's or a record's field come as a tuple.
+    return type(column[0])(item for part in column for item in part)

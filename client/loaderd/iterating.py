@@ -14,7 +14,13 @@ from loaderd.failures import exception_of
 from loaderd.place import Place, Progress
 from loaderd.subscription import Subscription
 from loaderd.views import Arrival
-from loaderd_protocol.errors import DaemonLost, LoaderClosed, ProtocolError, StateMismatch
+from loaderd_protocol.errors import (
+    BatchError,
+    DaemonLost,
+    LoaderClosed,
+    ProtocolError,
+    StateMismatch,
+)
 from loaderd_protocol.messages import (
     Announce,
     BatchEmpty,
@@ -204,7 +210,12 @@ class EpochIterator(Iterator[Any]):
         if cutter is not None:
             self._report(announce.failed)
             opened = open_slot(base, announce, loader.options.output)
-            cutter.came(announce.batch, announce.rows, announce.failed, opened)
+            try:
+                cutter.came(announce.batch, announce.rows, announce.failed, opened)
+            except BatchError:
+                cutter.skip(announce.batch)  # else the end would never be reached
+                self._progress.samples = cutter.position
+                raise
             return None, False
         batch = build(base, announce, loader.options.output)
         self._given(announce, announce.rows + len(announce.failed))

@@ -19,6 +19,7 @@ from loaderd_server.batching.fetch import (
     Fetcher,
     Progress,
     SampleTask,
+    Transform,
 )
 from loaderd_server.batching.imports import load
 from loaderd_server.batching.iterables import is_iterable, refuse_what_needs_indices
@@ -70,7 +71,7 @@ class StreamMaker:
         self._keys = keys
         self._where = where
         self._progress = progress
-        transforms = [_build(target) for target in plan.transforms]
+        transforms = build_transforms(plan)
         self._fetcher = Fetcher(dataset, transforms, keys, where, progress)
         self.is_iterable = is_iterable(dataset)
         if self.is_iterable:
@@ -81,7 +82,7 @@ class StreamMaker:
                 f"stream {plan.name} has transforms, but its dataset makes whole batches "
                 f"(batch_load): transform there, or give the dataset __getitem__ instead"
             )
-        self._collate = self._user_collate()
+        self._collate = user_collate(plan, dataset)
         iterators = Iterators(dataset, keys, where, progress, StderrNotes(plan.name, where))
         self._units = UnitMaker(iterators, self._fetcher.transform, self._lay_out, where, progress)
 
@@ -175,31 +176,6 @@ class StreamMaker:
     def _whole_failed(self, task: int, error: BaseException) -> TaskFailed:
         return TaskFailed(task, (RowFailure(-1, failure_of(error, -1, self._where)),))
 
-    def _user_collate(self) -> Callable[[Any], Any] | None:
-        if self.plan.collate is not None:
-            target = load(self.plan.collate.target)
-            args = dict(self.plan.collate.args)
-            if not args:
-                made: Callable[[Any], Any] = target() if isinstance(target, type) else target
-                return made
-            if isinstance(target, type):
-                built: Callable[[Any], Any] = target(**args)
-                return built
-            return lambda samples: target(samples, **args)
-        return own_collate(self._dataset)
-
-
-def own_collate(dataset: Any) -> Callable[[Any], Any] | None:
-    """The collate that a dataset brings (torch's ``_get_collate_fn``), where it is not the default."""
-    own = getattr(dataset, "_get_collate_fn", None)
-    chosen: Callable[[Any], Any] | None = own() if own is not None else None
-    return None if chosen is default_collate else chosen
-
-
-def collates_by_itself(dataset: Any) -> bool:
-    """Whether rows of its batches may depend on each other, for all that is known."""
-    return hasattr(dataset, "batch_load") or own_collate(dataset) is not None
-
 
 @dataclass(eq=False)
 class Maker:
@@ -261,7 +237,39 @@ def _measured(task: int, made: Planned) -> MeasureDone:
     return MeasureDone(task, max(1, int(size * _HEADROOM) if made.placement.values else size))
 
 
-def _build(target: Target) -> Callable[[Any, Any], Any]:
+def build_transforms(plan: StreamPlan) -> list[Transform]:
+    """The transforms of a stream, ready to be called with a sample and its generator."""
+    return [_build(target) for target in plan.transforms]
+
+
+def user_collate(plan: StreamPlan, dataset: Any) -> Callable[[Any], Any] | None:
+    """The stream's own collate, else the dataset's; None for the default rules."""
+    if plan.collate is not None:
+        target = load(plan.collate.target)
+        args = dict(plan.collate.args)
+        if not args:
+            made: Callable[[Any], Any] = target() if isinstance(target, type) else target
+            return made
+        if isinstance(target, type):
+            built: Callable[[Any], Any] = target(**args)
+            return built
+        return lambda samples: target(samples, **args)
+    return own_collate(dataset)
+
+
+def own_collate(dataset: Any) -> Callable[[Any], Any] | None:
+    """The collate that a dataset brings (torch's ``_get_collate_fn``), where it is not the default."""
+    own = getattr(dataset, "_get_collate_fn", None)
+    chosen: Callable[[Any], Any] | None = own() if own is not None else None
+    return None if chosen is default_collate else chosen
+
+
+def collates_by_itself(dataset: Any) -> bool:
+    """Whether rows of its batches may depend on each other, for all that is known."""
+    return hasattr(dataset, "batch_load") or own_collate(dataset) is not None
+
+
+def _build(target: Target) -> Transform:
     """A transform: a class is built with its args; a function is called with them each time."""
     if ":" in target.target:
         named = load(target.target)
@@ -271,7 +279,7 @@ def _build(target: Target) -> Callable[[Any, Any], Any]:
         named = resolve(target.target)
     args = dict(target.args)
     if isinstance(named, type):
-        built: Callable[[Any, Any], Any] = named(**args)
+        built: Transform = named(**args)
         return built
     if not args:
         return named  # type: ignore[no-any-return]

@@ -1,1 +1,1 @@
-"""The command line: ``loaderd serve``, ``check`` and ``status``."""
+"""The command line: ``loaderd serve``, ``check``, ``status`` and ``audit``."""

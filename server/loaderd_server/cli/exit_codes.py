@@ -10,6 +10,8 @@ class ExitCode(IntEnum):
 
     STOPPED = 0
     CRASHED = 1
+    #: ``loaderd audit``: the same number, as a test that fails has.
+    RULE_BROKEN = 1
     CONFIG = 2
     ADDRESS_IN_USE = 3
     MEMORY = 4
