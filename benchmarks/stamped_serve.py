@@ -19,13 +19,15 @@ from loaderd_protocol.codec import decode
 from loaderd_protocol.messages import RULES, Announce, Channel, Sender
 
 _CODE = next(rule.code for rule in RULES if rule.message is Announce)
+_ARRAY16 = 0xDC
 #: Time and frame of every announcement; decoded at the end, to cost the daemon nothing meanwhile.
 _sent: list[tuple[int, bytes]] = []
 _plain_send = zmq.Socket.send
 
 
 def _stamping_send(socket: Any, data: Any, *args: Any, **options: Any) -> Any:
-    if len(data) > 2 and data[0] >= 0x90 and data[1] == _CODE:
+    # A msgpack array: of up to 15 fields with a head of one byte, of more with three.
+    if len(data) > 4 and data[3 if data[0] == _ARRAY16 else 1] == _CODE and data[0] >= 0x90:
         _sent.append((time.monotonic_ns(), bytes(data)))
     return _plain_send(socket, data, *args, **options)
 

@@ -41,6 +41,8 @@ class Recipe(NamedTuple):
 
     leaves: tuple[Leaf, ...]
     assemble: Assemble
+    #: Containers, keys and kinds of leaves, without shapes: batches of one structure can be joined.
+    structure: object
 
 
 def build(base: Bytes, announce: Announce, output: str) -> Any:
@@ -72,8 +74,23 @@ def open_slot(base: Bytes, announce: Announce, output: str) -> tuple[Recipe, lis
 @lru_cache(_LAYOUTS)
 def _recipe(layout: bytes, output: str) -> Recipe:
     leaves: list[Leaf] = []
-    assemble = _compile(decode_layout(layout), output, leaves)
-    return Recipe(tuple(leaves), assemble)
+    root = decode_layout(layout)
+    assemble = _compile(root, output, leaves)
+    return Recipe(tuple(leaves), assemble, _structure(root))
+
+
+def _structure(node: Node) -> object:
+    match node:
+        case Tensor():
+            return node.dtype, node.is_array
+        case Value():
+            return "value"
+        case Items():
+            return node.class_name, tuple(map(_structure, node.children))
+        case Entries():
+            return node.class_name, tuple(node.keys), tuple(map(_structure, node.children))
+        case Fields():
+            return node.class_name, node.names, tuple(map(_structure, node.children))
 
 
 def _compile(node: Node, output: str, leaves: list[Leaf]) -> Assemble:

@@ -148,15 +148,24 @@ def _joined(pieces: list[Piece]) -> Any:
     parts = [[leaf[start:stop] for leaf in leaves] for _, leaves, start, stop in pieces]
     if len(parts) == 1:
         return recipe.assemble(iter(parts[0]))
-    if any(len(part) != len(parts[0]) for part in parts):
-        raise BatchError(
-            "a batch lies in two slots whose samples have different structures and cannot be joined; "
-            "leave batch_size out for this stream"
-        )
+    for other, _, _, _ in pieces:
+        if other.structure != recipe.structure:
+            raise _unlike("structures", recipe.structure, other.structure)
     return recipe.assemble(iter([_join(column) for column in zip(*parts, strict=True)]))
 
 
+def _unlike(what: str, first: object, second: object) -> BatchError:
+    return BatchError(
+        f"a batch lies in two slots whose {what} differ and cannot be joined: {first} and {second}. "
+        f"Leave batch_size out for this stream"
+    )
+
+
 def _join(column: Sequence[Any]) -> Any:
+    if isinstance(column[0], torch.Tensor | np.ndarray):
+        for part in column:
+            if part.shape[1:] != column[0].shape[1:]:
+                raise _unlike("rows", tuple(column[0].shape[1:]), tuple(part.shape[1:]))
     if isinstance(column[0], torch.Tensor):
         return torch.cat(list(column))
     if isinstance(column[0], np.ndarray):

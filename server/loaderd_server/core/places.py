@@ -123,11 +123,16 @@ def fault_of_sharing(asked: Subscribe, stream: Stream) -> str | None:
         return (
             f"drop_last is {bool(asked.drop_last)}, but a queue's trainers share one: the stream's"
         )
+    return fault_of_cut(stream, cut_of(stream, asked))
+
+
+def fault_of_cut(stream: Stream, cut: Cut) -> str | None:
+    """Why a trainer cannot cut this stream's batches as it wants to, or None."""
     why = why_uncuttable(stream)
-    if not why or asked.batch_size in (0, settings.batch_size):
+    if not why or not cut.batch_size:
         return None
     return (
-        f"stream {stream.name!r} cannot be cut to batch_size {asked.batch_size}: {why}. Leave "
+        f"stream {stream.name!r} cannot be cut to batch_size {cut.batch_size}: {why}. Leave "
         f"batch_size out, or define a stream of that batch size"
     )
 

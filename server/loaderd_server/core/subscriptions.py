@@ -21,6 +21,7 @@ from loaderd_server.core.leases import MOST_CURSORS, Lease
 from loaderd_server.core.places import (
     MOST_EPOCH,
     cut_of,
+    fault_of_cut,
     fault_of_sharing,
     fault_of_start,
     order_text,
@@ -191,6 +192,10 @@ class Subscriptions:
 
     def _admit(self, stream: Stream, cursor: Cursor) -> None:
         """Once the order it named is there, it waits for credits, often for no time."""
+        fault = fault_of_cut(stream, cursor.cut)
+        if fault is not None:  # who came before the dataset was built could not be told
+            self._refuse(cursor, fault)
+            return
         if not self._starting.has_order(cursor, cursor.asked_epoch):
             return
         self._admission.join(stream, cursor)
