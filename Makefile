@@ -1,10 +1,11 @@
 # loaderd: `make demo` shows the main job, `make test` proves it. Both set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench simulate test-gpu clean
+.PHONY: help setup demo test check bench simulate chaos test-gpu clean
 PYTHON ?= python3
 BIN := .venv/bin
 SEEDS ?= 10000
 SEED ?=
+SECONDS ?= 120
 STAMP := .venv/.installed
 
 help:  ## list the targets
@@ -35,6 +36,9 @@ bench: setup  ## measure against the peers in one run; writes .bench/results.md
 
 simulate: setup  ## SEEDS=n random schedules of the core, or SEED=s to replay one
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) $(if $(SEED),--seed $(SEED))
+
+chaos: setup  ## SECONDS of kills and stops on the real daemon while trainers check every batch; SEED=s again
+	$(BIN)/python -m tests.chaos.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 test-gpu: setup  ## run tests/gpu; says so in one line where there is no device
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
