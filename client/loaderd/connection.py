@@ -94,7 +94,13 @@ class Connection:
             raise
 
     def _open(self) -> None:
-        self._lease_socket.send(encode(Attach(PROTOCOL_VERSION, "loaderd")))
+        try:
+            self._lease_socket.send(encode(Attach(PROTOCOL_VERSION, "loaderd")))
+        except OSError as error:
+            raise DaemonLost(
+                f"the daemon ended while this trainer attached ({error.strerror}). Start `loaderd "
+                f"serve` again and connect anew."
+            ) from None
         welcome = self._answer(Welcome, "the lease")
         self.daemon_pid = welcome.daemon_pid
         dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
