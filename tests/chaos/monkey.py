@@ -105,7 +105,10 @@ class Monkey:
         self._at(self._between(), self._play)
 
     def _note(self, text: str) -> None:
-        self.log.append(f"{time.monotonic() - self._began:8.3f} s  {text}")
+        now = time.monotonic()
+        self.log.append(f"{now - self._began:8.3f} s ({now:.3f})  {text}")
+        with (self._fleet.home / "deeds.log").open("a") as file:
+            file.write(f"{self.log[-1]}\n")
 
     # --- deeds: each tells what it did, or None where there was nothing to do ---------------
 
