@@ -62,7 +62,7 @@ class EpochIterator(Iterator[Any]):
             place = self._progress.place()
             try:
                 self._start(place, self._is_within_batch(place))
-            except DaemonLost as error:
+            except (DaemonLost, LoaderClosed) as error:  # closed: by another thread that came back
                 loader.come_back(connection, error)
             else:
                 return
