@@ -35,6 +35,10 @@ _TRAINER_STOP_S = (0.1, 3.0)
 _OTHER_STOP_S = (0.05, 2.0)
 #: A daemon that was started lives so long at least: trainers come back before the next one.
 _DAEMON_LIVES_S = 4.0
+#: A zygote that was there for so long died for the first time. The daemon lets those that die young
+#: rest, longer each time, and gives the dataset up in the end: so there are few in a row.
+_ZYGOTE_STEADY_S = 16.0
+_MOST_ZYGOTE_DEATHS = 3
 
 
 class Monkey:
@@ -46,6 +50,8 @@ class Monkey:
         self._began = time.monotonic()
         #: From then on (monotonic clock) the daemon is not killed: its memory is watched.
         self._daemon_stays_from = daemon_stays_from
+        #: Of zygotes in a row, each young.
+        self._zygote_deaths = 0
         self._deck: list[str] = []
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
@@ -55,9 +61,9 @@ class Monkey:
             "kill trainer": self._kill_trainer,
             "stop trainer": self._stop_trainer,
             "guest": self._guest,
-            "kill worker": lambda: self._kill_process(1),
+            "kill worker": self._kill_worker,
             "stop worker": self._stop_worker,
-            "kill zygote": lambda: self._kill_process(0),
+            "kill zygote": self._kill_zygote,
             "stop daemon": self._stop_daemon,
             "kill daemon": self._kill_daemon,
             "replace daemon": self._replace_daemon,
@@ -139,10 +145,21 @@ class Monkey:
         there = workers_of(daemon)[kind] if daemon else []
         return self._rng.choice(there) if there else None
 
-    def _kill_process(self, kind: int) -> str | None:
-        process = self._process(kind)
+    def _kill_worker(self) -> str | None:
+        process = self._process(1)
         if process is None:
             return None
+        process.kill()
+        return f"pid {process.pid}"
+
+    def _kill_zygote(self) -> str | None:
+        process = self._process(0)
+        if process is None:
+            return None
+        is_steady = time.time() - process.create_time() >= _ZYGOTE_STEADY_S
+        if not is_steady and self._zygote_deaths >= _MOST_ZYGOTE_DEATHS:
+            return None
+        self._zygote_deaths = 1 if is_steady else self._zygote_deaths + 1
         process.kill()
         return f"pid {process.pid}"
 

@@ -21,7 +21,11 @@ class ProgressWatch:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._seen = {role.name: (0, time.monotonic()) for role in ROLES}
+        self._sizes = {role.name: 0 for role in ROLES}
+        #: For how long each has not moved, without the time that it or the daemon was stopped.
+        self._still_s = {role.name: 0.0 for role in ROLES}
+        self._looked = time.monotonic()
+        self.longest_s = 0.0
 
     def look(self) -> None:
         """Notes who has moved.
@@ -29,16 +33,18 @@ class ProgressWatch:
         Raises: Failed for a role that has not for too long.
         """
         now = time.monotonic()
-        is_daemon_stopped = self._fleet.daemon_pid() in self._fleet.stopped
-        for name, (size, since) in self._seen.items():
-            found = size_of(self._fleet.home / f"{name}.journal")
-            is_stopped = self._fleet.trainers.get(name, 0) in self._fleet.stopped
-            if found != size or is_stopped or is_daemon_stopped:
-                self._seen[name] = found, now
-            elif now - since > HANG_S:
-                raise Failed(
-                    f"{name} (pid {self._fleet.trainers.get(name)}) hangs: {now - since:.0f} s"
-                )
+        passed_s, self._looked = now - self._looked, now
+        stopped = self._fleet.stopped
+        for name, size in self._sizes.items():
+            self._sizes[name] = size_of(self._fleet.home / f"{name}.journal")
+            pid = self._fleet.trainers.get(name, 0)
+            if self._sizes[name] != size:
+                self._still_s[name] = 0.0
+            elif pid not in stopped and self._fleet.daemon_pid() not in stopped:
+                self._still_s[name] += passed_s
+            self.longest_s = max(self.longest_s, self._still_s[name])
+            if self._still_s[name] > HANG_S:
+                raise Failed(f"{name} (pid {pid}) hangs: no batch for {self._still_s[name]:.0f} s")
 
 
 class MemoryWatch:
