@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.chaos import verdict
-from tests.chaos.belongings import least_descriptors, own_bytes, processes_marked
+from tests.chaos.belongings import least_descriptors, own_bytes, processes_marked, workers_of
 from tests.chaos.fleet import Ended, Failed, Fleet
 from tests.chaos.journal import Entry, read
 from tests.chaos.material import BY_NAME, GUESTS, MEMORY_BYTES, ROLES
@@ -30,8 +30,8 @@ from tests.chaos.watch import HANG_S, MemoryWatch, ProgressWatch, size_of
 _DAEMON_STAYS_AFTER = 0.55
 #: Own memory that a daemon may gain while it lives: buffers and caches find their size.
 _MOST_GROWTH_BYTES = 12 << 20
-#: The same for a trainer, against the trainers of the beginning.
-_MOST_TRAINER_GROWTH_BYTES = 32 << 20
+#: The same for a trainer, a zygote and a worker, against those of the beginning.
+_MOST_DIFFERENCE_BYTES = 32 << 20
 _QUIET_S = 1.0
 _LOOK_S = 0.25
 #: Orders of epochs are kept for a while, each a descriptor: of six sequences, at most so many.
@@ -115,7 +115,13 @@ class Run:
             for name, size in sizes.items()
         ):
             self._step(time.monotonic() + _LOOK_S)
-        pids = {"daemon": self._fleet.daemon_pid(), **self._fleet.trainers}
+        zygotes, workers = workers_of(self._fleet.daemon_pid())
+        pids = {
+            "daemon": self._fleet.daemon_pid(),
+            "zygote": zygotes[0].pid,
+            "worker": workers[0].pid,
+            **self._fleet.trainers,
+        }
         quiet_s = _QUIET_S / len(pids)
         return {
             name: (
@@ -140,7 +146,7 @@ class Run:
                 raise Failed(f"{name} holds {descriptors[_ORDERS]} orders, over {_MOST_ORDERS}")
             if more:
                 raise Failed(f"{name} holds more descriptors than before: {dict(more)}")
-            if name != "daemon" and size - before[name][1] > _MOST_TRAINER_GROWTH_BYTES:
+            if name != "daemon" and size - before[name][1] > _MOST_DIFFERENCE_BYTES:
                 raise Failed(f"{name} has grown from {before[name][1]} to {size} bytes")
         self._growth_bytes = self._memory.growth_bytes()
         if self._growth_bytes > _MOST_GROWTH_BYTES:
@@ -198,6 +204,7 @@ class Run:
             (
                 *self._lines(journals, guests, queue),
                 f"batches made again by the last daemon: {remade}",
+                f"longest time that a trainer went without a batch: {self._progress.longest_s:.1f} s",
                 f"the daemon's own memory grew by {self._growth_bytes / 2**20:.1f} MiB at most",
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_a_queue_may_give_again_what_a_dead_trainer_or_a_dead_daemon_had_given()
     lives_on = _entries(("took", 1, 0, 0), ("took", 2, 0, 0), ("took", 1, 0, 1))
     with pytest.raises(Gap, match="twice"):
         check_queue({"a": lives_on}, LENGTH)
-    by_another = [lives_on[0], *_entries(*[("took", 2, 0, 0)] * 2, daemon=10)[1:], lives_on[2]]
+    by_another = [lives_on[0], dataclasses.replace(lives_on[1], daemon=10), lives_on[2]]
     assert check_queue({"a": by_another}, LENGTH).given_again == 1
 
 
