@@ -265,6 +265,7 @@ def main() -> int:
     asked = parser.parse_args()
     seed = random.randrange(1 << 31) if asked.seed is None else asked.seed
     home = Path(tempfile.mkdtemp(prefix="loaderd-chaos-"))
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # ends the daemon too
     try:
         told = Run(home, asked.seconds, seed).go()
     except (Failed, verdict.Gap) as failed:
