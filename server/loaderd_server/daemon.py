@@ -86,6 +86,7 @@ class Daemon:
         self._timer: asyncio.TimerHandle | None = None
         self._events: deque[Event] = deque()
         self._handling = False
+        self._stopping = False
         self.finished: asyncio.Future[int] = loop.create_future()
         complaints = Complaints()
         self._core = Core(settings)
@@ -123,6 +124,7 @@ class Daemon:
     async def stop(self) -> None:
         """Stops every part, in reverse order, within 3 s."""
         systemd.notify("STOPPING=1")
+        self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
         self._attach.close()
@@ -138,6 +140,8 @@ class Daemon:
 
     def happened(self, event: Event) -> None:
         """Tells the core of an event and carries out what it decides."""
+        if self._stopping:  # leases that end now are no deaths: what they hold goes to nobody else
+            return
         self._events.append(event)
         if self._handling:  # an action brought it about: the actions before it come first
             return

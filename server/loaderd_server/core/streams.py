@@ -151,7 +151,9 @@ class Stream:
         ]
         for key, epoch in idle[: max(0, len(idle) - keep)]:
             self._free_slots(epoch)
-            epoch.line = None  # it refers back: the order's descriptor must not wait for the collector
+            epoch.line = (
+                None  # it refers back: the order's descriptor must not wait for the collector
+            )
             del sequence.epochs[key]
 
     def _free_slots(self, epoch: Epoch) -> None:
