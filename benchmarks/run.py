@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import first_batch, floats, latency, photographs
+from benchmarks import drifting, first_batch, floats, latency, photographs
 from benchmarks.results import QUICK, Section, Settings, machine
 from benchmarks.sources import RESULTS
 
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Section]] = {
     "floats": floats.measure,
     "latency": latency.measure,
     "first_batch": first_batch.measure,
+    "drifting": drifting.measure,
 }
 
 
