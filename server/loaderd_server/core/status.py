@@ -34,6 +34,12 @@ class StreamStatus:
     batches_announced: int
     batches_failed: int
     batches_empty: int
+    #: Of a queue: given to another as their trainer died, or lost with it.
+    batches_redelivered: int
+    batches_lost: int
+    #: How often, and for how long, the foremost trainer waited as the window was full.
+    stalls: int
+    stalled_s: float
     samples_loaded: int
     samples_skipped: int
     load_s: float
@@ -70,6 +76,8 @@ class CursorStatus:
     credits_granted: int
     credits_outstanding: int
     waited_s: float
+    #: It has left the window, or is served batches made again.
+    is_behind: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,10 @@ def _stream(stream: Stream) -> StreamStatus:
         counts.announced,
         counts.failed,
         counts.empty,
+        counts.redelivered,
+        counts.lost,
+        counts.stalls,
+        counts.stalled_s,
         counts.samples_loaded,
         counts.samples_skipped,
         counts.load_s,
@@ -149,4 +161,5 @@ def _cursor(cursor: Cursor, now: float) -> CursorStatus:
         cursor.grant,
         cursor.outstanding,
         cursor.waited_s + waiting_s,
+        cursor.is_behind,
     )

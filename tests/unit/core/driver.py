@@ -52,13 +52,17 @@ from loaderd_server.core.settings import (
     ErrorPolicy,
     Mode,
     OnError,
+    Sharing,
     StreamSettings,
     WorkerSettings,
 )
 from loaderd_server.core.tasks import (
     BatchDone,
     BatchTask,
+    IterateTask,
+    IteratorOver,
     MeasureDone,
+    MeasureIterateTask,
     MeasureTask,
     OrderDone,
     OrderTask,
@@ -67,6 +71,9 @@ from loaderd_server.core.tasks import (
 )
 
 M = TypeVar("M")
+
+
+FOLLOW = Sharing()
 
 
 def settings_of(
@@ -83,6 +90,8 @@ def settings_of(
     idle_s: float | None = None,
     max_rss_bytes: int | None = None,
     memory_bytes: int = 1 << 30,
+    sharing: Sharing = FOLLOW,
+    shards: int = 1,
 ) -> CoreSettings:
     """Streams "s0", "s1", ... of datasets "d0", "d1", ... with 8192-byte slots."""
     if isinstance(on_error, ErrorPolicy):
@@ -90,7 +99,19 @@ def settings_of(
     return CoreSettings(
         WorkerSettings(workers, timeout_s, idle_s, max_rss_bytes, depth),
         tuple(
-            StreamSettings(f"s{i}", f"d{i}", mode, 0, batch_size, drop_last, on_error, 8192, slots)
+            StreamSettings(
+                f"s{i}",
+                f"d{i}",
+                mode,
+                0,
+                batch_size,
+                drop_last,
+                on_error,
+                8192,
+                slots,
+                sharing,
+                shards,
+            )
             for i in range(streams)
         ),
         memory_bytes,
@@ -109,6 +130,8 @@ class Bench:
         self.now = 0.0
         self.length = length
         self.makes_batches = False
+        #: How many units each shard of an iterable dataset has.
+        self.units = 1 << 30
         self.starts_workers = True
         #: What the shell says to MakeArena; a text refuses it.
         self.arena_refusal: Callable[[MakeArena], str | None] = lambda _: None
@@ -260,10 +283,19 @@ class Bench:
         task = self.hands[worker][0] if self.hands[worker] else None
         if isinstance(task, OrderTask):
             self.answer(worker, self.order(task))
-        elif isinstance(task, MeasureTask):
+        elif isinstance(task, IterateTask) and self.makes_batches:
+            self.answer(worker, self.unit_done(task))
+        elif isinstance(task, MeasureTask | MeasureIterateTask):
             self.answer(worker, MeasureDone(task.task, 5000))
         elif isinstance(task, BatchTask) and self.makes_batches:
             self.answer(worker, done(task))
+
+    def unit_done(self, task: IterateTask) -> Result:
+        """What the iterator gives; its state tells the unit behind it."""
+        if task.unit >= self.units:
+            return IteratorOver(task.task, self.units)
+        state = f"{task.shard} {task.unit + 1}".encode()
+        return BatchDone(task.task, task.rows, 5000, b"layout", 4900, 100, state=state)
 
     def _count_up(self, task: OrderTask) -> OrderDone:
         return OrderDone(task.task, np.arange(self.length, dtype=np.int64), None, None)
