@@ -95,7 +95,7 @@ def order_text(sequence: Sequence) -> str:
 def fault_of_start(asked: Start, mode: Mode) -> str | None:
     """Why there can be no such start, or None."""
     if not 0 <= asked.epoch <= MOST_EPOCH or asked.batch < 0:
-        return "epoch and batch count from 0"
+        return f"epochs count from 0 to {MOST_EPOCH}, batches from 0"
     if not asked.dealt:
         return None
     if mode is not Mode.SHARD:
