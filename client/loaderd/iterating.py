@@ -122,6 +122,11 @@ class EpochIterator(Iterator[Any]):
         if self._is_queue or described.shards or not made:
             self._loader.epoch_has(described.batches if self._is_queue else told.batches)
             return
+        if progress.samples >= told.positions + (size or made):
+            raise StateMismatch(
+                f"cannot go on behind sample {progress.samples} of epoch {told.epoch} of stream "
+                f"{self._loader.stream!r}: it has {told.positions} for this trainer"
+            )
         if size or (progress.samples % made and progress.samples < told.positions):
             self._cut(size or made, told)
         elif progress.samples >= told.positions:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from loaderd import forking, ranks, resume
+from loaderd import arguments, forking, ranks, resume
 from loaderd.connection import Connection
 from loaderd.iterating import EpochIterator
-from loaderd.place import Begin, Place, Progress, checked_start, first_place
+from loaderd.place import Begin, Place, Progress, first_place
 from loaderd.stats import LoaderStats, Meter
 from loaderd.subscription import Subscription
 from loaderd_protocol.address import Address, resolve
@@ -77,24 +77,23 @@ def connect(
     the heap instead of views.
 
     Raises: DaemonNotRunning, VersionMismatch, UnknownStream, SubscriptionRefused, StreamEnded,
-    DaemonTimeout, ValueError.
+    DaemonTimeout, ValueError, TypeError.
     """
+    if not isinstance(stream, str):
+        raise TypeError(f"stream is {stream!r}; it is the name of one")
     if output not in ("torch", "numpy"):
         raise ValueError(f"output is {output!r}; it is 'torch' or 'numpy'")
-    for name, value, least in (
-        ("prefetch", prefetch, 0), ("batch_size", batch_size, 1), ("seed", seed, 0),
-        ("reconnect_s", reconnect_s, 0),
-    ):  # fmt: skip
-        if value is not None and value < least:
-            raise ValueError(f"{name} is {value}; it is {least} or more")
     if start not in (None, "begin", "live"):
-        checked_start(start)
+        arguments.start(start)
+    reconnect_s = arguments.seconds("reconnect_s", reconnect_s)
+    if timeout_s is not None:
+        timeout_s = arguments.seconds("timeout_s", timeout_s)
     chosen_rank, chosen_world = ranks.resolve(rank, world_size)
     request = Subscribe(
-        0, stream, chosen_rank, chosen_world, prefetch, 0,
-        seed=-1 if seed is None else seed,
-        batch_size=batch_size or 0,
-        drop_last=-1 if drop_last is None else int(drop_last),
+        0, stream, chosen_rank, chosen_world, arguments.whole("prefetch", prefetch), 0,
+        seed=arguments.whole_or("seed", seed, -1),
+        batch_size=arguments.whole_or("batch_size", batch_size, 0, least=1),
+        drop_last=arguments.flag_or("drop_last", drop_last, -1),
     )  # fmt: skip
     options = Options(timeout_s, reconnect_s, output, copy, start)
     return Loader(resolve(address), request, options)
@@ -217,8 +216,7 @@ class Loader:
 
         An epoch that ``load_state_dict`` is in the middle of is gone on with, not begun anew.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; it is 0 or more")
+        epoch = arguments.whole("epoch", epoch)
         if not (self._progress is None and self._next.epoch == epoch):
             self._next = Place(epoch)
 
@@ -266,6 +264,12 @@ class Loader:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"the loader of stream {self.stream!r} cannot be pickled or copied: it belongs to its "
+            f"process. Connect in the process that reads, and send state_dict() there"
+        )
 
     # --- for its iterators and the fork hooks -----------------------------------------------
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from loaderd import arguments
 from loaderd_protocol.messages import Dealt, FailedSample, ShardState, Where
 
+_MOST_SAMPLES = 2**63 - 1
 Begin = Literal["begin", "live"] | tuple[int, int]
 
 
@@ -38,21 +40,9 @@ def first_place(start: Begin | None, mode: str, batch_size: int) -> Place:
         return Place(where=Where.LIVE)
     if start is None or start == "begin":
         return Place()
-    epoch, batch = checked_start(start)
-    return Place(epoch, batch * batch_size, batch)
-
-
-def checked_start(start: Any) -> tuple[int, int]:
-    """``start`` as (epoch, batch).
-
-    Raises: ValueError for anything else.
-    """
-    is_pair = isinstance(start, tuple | list) and len(start) == 2
-    if not is_pair or not all(type(n) is int and n >= 0 for n in start):
-        raise ValueError(
-            f'start is {start!r}; it is "begin", "live", or (epoch, batch), each 0 or more'
-        )
-    return start[0], start[1]
+    epoch, batch = arguments.start(start)
+    # A place behind every epoch is refused by the daemon, in words; it must get there.
+    return Place(epoch, min(batch * batch_size, _MOST_SAMPLES), batch)
 
 
 class Ranges:

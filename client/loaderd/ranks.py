@@ -6,15 +6,17 @@ import os
 
 import torch.distributed
 
+from loaderd import arguments
+
 
 def resolve(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Given, else torch.distributed's, else torchrun's environment, else 0 of 1.
 
-    Raises: ValueError where rank is not within world_size.
+    Raises: TypeError where they are no numbers, ValueError where rank is not within world_size.
     """
     default_rank, default_world = _default()
-    chosen_world = default_world if world_size is None else world_size
-    chosen_rank = default_rank if rank is None else rank
+    chosen_world = arguments.whole_or("world_size", world_size, default_world, least=1)
+    chosen_rank = default_rank if rank is None else arguments.whole_or("rank", rank, 0)
     if not 0 <= chosen_rank < chosen_world:
         raise ValueError(
             f"rank {chosen_rank} is not one of {chosen_world} (0 to {chosen_world - 1})"

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from loaderd.fields import Saved, saved
 from loaderd.place import Place
 from loaderd_protocol.errors import StateMismatch
-from loaderd_protocol.messages import Dealt, ShardState
+from loaderd_protocol.messages import Dealt
 
 STATE_VERSION = 1
 State = Mapping[str, Any]
@@ -68,18 +69,22 @@ def read_states(states: State | Sequence[State], stream: Stream) -> Place:
 
     Raises: StateMismatch naming each difference.
     """
-    given = [states] if isinstance(states, Mapping) else list(states)
+    if not isinstance(states, Mapping | list | tuple):
+        raise StateMismatch(f"{str(states)[:80]!r} is neither a state nor a list of states")
+    given = [states] if isinstance(states, Mapping) else states
     if not given:
         raise StateMismatch(
             "no state was given; give what state_dict() returned, of one rank or all"
         )
     for state in given:
         _check(state, stream)
-    if stream.facts.get("mode") == "queue":
-        return _of_queue(given)
-    if stream.facts.get("mode") != "shard":
-        return _place(given[0])
-    return _of_shard(given, stream)
+    read = [saved(state) for state in given]
+    mode = stream.facts.get("mode")
+    if mode == "queue":
+        return _of_queue(read, stream)
+    if mode != "shard":
+        return next((one.place for one in read if one.rank == stream.rank), read[0].place)
+    return _of_shard(read, stream)
 
 
 def differences(
@@ -91,13 +96,13 @@ def differences(
     """Each fact that is not the same, in words."""
     return [
         f"{name} is {ours.get(name)!r} {here} and {theirs.get(name)!r} {there}"
-        for name in sorted({*ours, *theirs})
+        for name in sorted({*ours, *theirs}, key=str)
         if ours.get(name) != theirs.get(name)
     ]
 
 
 def _check(state: State, stream: Stream) -> None:
-    if not isinstance(state, Mapping) or "order" not in state:
+    if not isinstance(state, Mapping) or not isinstance(state.get("order"), Mapping):
         raise StateMismatch(f"{str(state)[:80]!r} is no state of a loaderd loader")
     if state.get("version") != STATE_VERSION:
         raise StateMismatch(
@@ -109,55 +114,40 @@ def _check(state: State, stream: Stream) -> None:
             f"the state does not fit stream {stream.name!r}: {'; '.join(found)}. Resume with the "
             f"settings it was made with, or start anew"
         )
-    missing = [key for key in ("epoch", "samples", "batches") if type(state.get(key)) is not int]
-    if missing or min(state["epoch"], state["samples"], state["batches"]) < 0:
-        raise StateMismatch(
-            f"the state has no usable {', '.join(missing) or 'counts'}: {dict(state)}"
-        )
 
 
-def _place(state: State) -> Place:
-    try:
-        return Place(
-            state["epoch"],
-            state["samples"],
-            state["batches"],
-            dealt=tuple(Dealt(int(w), tuple(map(int, c))) for w, c in state.get("dealt", ())),
-            failed=tuple(map(int, state.get("failed", ()))),
-            done=tuple(map(int, state.get("done", ()))),
-            states=tuple(
-                ShardState(int(shard), int(unit), base64.b64decode(text))
-                for shard, unit, text in state.get("shards", ())
-            ),
-        )
-    except (TypeError, ValueError) as error:
-        raise StateMismatch(f"the state cannot be read ({error}): {dict(state)}") from None
-
-
-def _of_queue(given: Sequence[State]) -> Place:
+def _of_queue(given: Sequence[Saved], stream: Stream) -> Place:
     """What any of the trainers was given is not given again."""
-    places = [_place(state) for state in given]
-    epoch = max(place.epoch for place in places)
-    done = [bound for place in places if place.epoch == epoch for bound in place.done]
-    return replace(places[0], epoch=epoch, done=tuple(done))
+    epoch = max(one.place.epoch for one in given)
+    places = [one.place for one in given if one.place.epoch == epoch]
+    own = next((one.place for one in given if one.rank == stream.rank), given[0].place)
+    counts = own if own.epoch == epoch else Place(epoch)
+    done = tuple(bound for place in places for bound in place.done)
+    failed = sorted({position for place in places for position in place.failed})
+    return replace(counts, done=done, failed=tuple(failed))
 
 
-def _of_shard(given: Sequence[State], stream: Stream) -> Place:
-    worlds = {int(state.get("world_size", 1)) for state in given}
+def _of_shard(given: Sequence[Saved], stream: Stream) -> Place:
+    worlds = {one.world_size for one in given}
     if len(worlds) > 1:
         raise StateMismatch(f"the states are of different world sizes: {sorted(worlds)}")
     world_size = worlds.pop()
-    own = [state for state in given if state.get("rank") == stream.rank]
-    if world_size == stream.world_size and (own or len(given) == 1):
-        return _place(own[0] if own else given[0])
+    own = [one for one in given if one.rank == stream.rank]
+    if world_size == stream.world_size and own:
+        return own[0].place
+    if world_size == stream.world_size and len(given) == 1:
+        return replace(given[0].place, failed=())  # they are positions of the other's order
     return _dealt_anew(given, world_size, stream)
 
 
-def _dealt_anew(given: Sequence[State], world_size: int, stream: Stream) -> Place:
+def _dealt_anew(given: Sequence[Saved], world_size: int, stream: Stream) -> Place:
     """The rest of the epoch, for another world size than it was begun with."""
-    places = {int(state.get("rank", 0)): _place(state) for state in given}
+    places = {one.rank: one.place for one in given}
+    if len(places) < len(given):
+        ranks = sorted(one.rank for one in given)
+        raise StateMismatch(f"there are two states of one rank: the ranks are {ranks}")
     if len(given) == 1:  # equal counts are the rule where ranks step together
-        places = dict.fromkeys(range(world_size), next(iter(places.values())))
+        places = dict.fromkeys(range(world_size), given[0].place)
     missing = sorted(set(range(world_size)) - places.keys())
     if missing:
         raise StateMismatch(

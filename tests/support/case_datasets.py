@@ -8,11 +8,13 @@ import random
 import signal
 import time
 from collections import namedtuple
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 
 class Counting:
@@ -299,3 +301,49 @@ class Sleeping:
         if index == self.at:
             time.sleep(self.sleep_s)
         return index
+
+
+class Failing(Counting):
+    """Rows of their index; the items ``at`` cannot be loaded."""
+
+    def __init__(self, length: int, at: Sequence[int] = (3, 20, 21, 50)) -> None:
+        super().__init__(length, width=4)
+        self.at = at
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in self.at:
+            raise ValueError(f"item {index} is bad")
+        return super().__getitem__(index)
+
+
+class Items(IterableDataset[int]):
+    """Numbers, shared out among the workers; or given by each of them if ``careless``."""
+
+    def __init__(self, length: int = 10, careless: bool = False) -> None:
+        self.length, self.careless = length, careless
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        if worker is None or self.careless:
+            return iter(range(self.length))
+        return iter(range(worker.id, self.length, worker.num_workers))
+
+
+class Resumable(Items):
+    """Items that know where they are."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.length:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]

@@ -124,11 +124,16 @@ def _share(
         return slice(None) if world_size == 1 else deal(units, drop_last, rank, world_size)
     left = np.arange(units, dtype=np.int64)
     for part in dealt:
-        is_over = np.zeros(len(left), dtype=bool)
-        for other, count in enumerate(part.counts):
-            is_over[deal(len(left), drop_last, other, part.world_size)[:count]] = True
-        left = left[~is_over]
+        left = np.delete(left, _given(len(left), drop_last, part))
     return left[deal(len(left), drop_last, rank, world_size)]
+
+
+def _given(units: int, drop_last: bool, part: Dealt) -> Indices:
+    """Which units went to the ranks of an earlier world size."""
+    each = units // part.world_size if drop_last else -(-units // part.world_size)
+    turns, ranks = np.divmod(np.arange(each * part.world_size, dtype=np.int64), part.world_size)
+    counts = np.array([min(count, each) for count in part.counts], dtype=np.int64)
+    return np.flatnonzero(turns < counts[ranks]) % max(1, units)
 
 
 def deal(units: int, drop_last: bool, rank: int, world_size: int) -> Indices:

@@ -13,6 +13,8 @@ from loaderd_server.core.settings import Mode
 from loaderd_server.core.streams import Stream
 
 MOST_EPOCH = 2**31 - 1
+#: DistributedSampler pads an order to a multiple of it: a wrong one must not fill the memory.
+MOST_WORLD_SIZE = 65536
 _MOST_BATCH_SIZE = 2**20
 _MOST_SEED = 2**63 - 1
 #: How often the world size may change within one epoch.
@@ -93,7 +95,7 @@ def order_text(sequence: Sequence) -> str:
 def fault_of_start(asked: Start, mode: Mode) -> str | None:
     """Why there can be no such start, or None."""
     if not 0 <= asked.epoch <= MOST_EPOCH or asked.batch < 0:
-        return "epoch and batch count from 0"
+        return f"epochs count from 0 to {MOST_EPOCH}, batches from 0"
     if not asked.dealt:
         return None
     if mode is not Mode.SHARD:
@@ -101,6 +103,8 @@ def fault_of_start(asked: Start, mode: Mode) -> str | None:
     if len(asked.dealt) > _MOST_DEALT:
         return f"the world size changed {len(asked.dealt)} times in it, over {_MOST_DEALT}"
     for part in asked.dealt:
+        if part.world_size > MOST_WORLD_SIZE:
+            return f"it was dealt to {part.world_size} ranks, over {MOST_WORLD_SIZE}"
         if len(part.counts) != part.world_size or min(part.counts, default=-1) < 0:
             return f"{part} does not count what each of its ranks was given"
     return None

@@ -20,6 +20,7 @@ from loaderd_server.core.delivery import Delivery
 from loaderd_server.core.leases import MOST_CURSORS, Lease
 from loaderd_server.core.places import (
     MOST_EPOCH,
+    MOST_WORLD_SIZE,
     cut_of,
     fault_of_cut,
     fault_of_sharing,
@@ -35,8 +36,6 @@ from loaderd_server.core.starting import Starting, bad_start
 from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.turn import Turn
 
-#: DistributedSampler pads an order to a multiple of it: a wrong one must not fill the memory.
-MOST_WORLD_SIZE = 65536
 _MOST_COMPLAINTS = 3
 
 

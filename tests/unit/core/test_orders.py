@@ -113,6 +113,14 @@ def test_the_rest_of_an_epoch_is_dealt_anew_with_nothing_lost_and_nothing_repeat
     assert not set(seen) & set(rest)
 
 
+def test_a_part_of_65536_ranks_is_taken_out_at_once() -> None:
+    part = Dealt(65536, tuple(int(rank < 7) for rank in range(65536)))
+    cutting = Cutting(2, drop_last=False)
+    assert _list(RankOrder(_order(10), cutting, 0, 1, (part,)).indices) == [107, 108, 109]
+    nothing = RankOrder(_order(10), cutting, 0, 1, (part,) * 64)  # padding gave those away too
+    assert _list(nothing.indices) == []
+
+
 def test_batches_of_a_batch_sampler_are_dealt_anew_whole() -> None:
     order = _order(10, cuts=[0, 1, 3, 6, 8, 10])
     cutting = Cutting(None, drop_last=False)

@@ -9,6 +9,7 @@ from loaderd_protocol.errors import ErrorCode
 from loaderd_protocol.messages import (
     NO_SLOT,
     Announce,
+    Dealt,
     EpochStarted,
     Granted,
     Refused,
@@ -352,3 +353,11 @@ def test_a_trainer_that_asks_for_epochs_and_leaves_does_not_fill_the_queue() -> 
     assert isinstance(task, OrderTask)
     bench.answer(worker, bench.order(task))
     assert bench.messages(1, Subscribed)[-1].batches == 3
+
+
+def test_a_start_after_more_ranks_than_there_can_be_is_refused() -> None:
+    bench = _bench(mode=Mode.SHARD)
+    bench.trainer(1, start=None)
+    bench.say(1, Start(0, 1, 0, 0, dealt=(Dealt(65537, (0,) * 65537),)))
+    (refused,) = bench.messages(1, Refused)
+    assert "it was dealt to 65537 ranks, over 65536" in refused.text
