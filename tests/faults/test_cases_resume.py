@@ -206,7 +206,8 @@ def test_case_20_from_4_ranks_to_3_to_2_each_is_dealt_the_rest(
 ) -> None:
     """From all states where the ranks' counts differ, from one where they are equal."""
     is_equal = len(set(counts)) == 1
-    left, states = order(0), []
+    left = order(0)
+    states: list[dict[str, Any]] = []
     given: list[int] = []
     for world_size in (4, 3, 2):
         shares = [dealt(left, rank, world_size) for rank in range(world_size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderd.place import Place, Progress, Ranges, checked_start, first_place
+from loaderd import arguments
+from loaderd.place import Place, Progress, Ranges, first_place
 from loaderd.resume import Stream, read_states, write_state
 from loaderd_protocol.errors import StateMismatch
 from loaderd_protocol.messages import Dealt, FailedSample, ShardState, Where
@@ -29,20 +31,26 @@ def test_ranges_hold_what_was_added_and_are_as_few_as_can_be(numbers: list[int])
     bounds = ranges.bounds()
     pairs = list(zip(bounds[::2], bounds[1::2], strict=True))
     assert {n for first, end in pairs for n in range(first, end)} == set(numbers)
-    assert all(end < first for (_, end), (first, _) in zip(pairs, pairs[1:], strict=False))
+    assert all(end < first for (_, end), (first, _) in itertools.pairwise(pairs))
     assert Ranges(bounds).bounds() == bounds
 
 
 def test_where_a_loader_begins() -> None:
     assert first_place(None, "broadcast", 8) == first_place("begin", "queue", 8) == Place()
-    assert first_place(None, "queue", 8) == first_place("live", "shard", 8) == Place(where=Where.LIVE)
+    assert (
+        first_place(None, "queue", 8) == first_place("live", "shard", 8) == Place(where=Where.LIVE)
+    )
     assert first_place((3, 5), "shard", 8) == Place(3, 40, 5)
 
 
-@pytest.mark.parametrize("start", ["end", (1,), (1, 2, 3), (-1, 0), (0, -1), (0.5, 1), (True, 1), 7])
+@pytest.mark.parametrize(
+    "start", ["end", (1,), (1, 2, 3), (-1, 0), (0, -1), (0.5, 1), (True, 1), 7]
+)
 def test_a_start_that_is_none_is_refused_with_its_value(start: Any) -> None:
-    with pytest.raises(ValueError, match=r'it is "begin", "live", or \(epoch, batch\)'):
-        checked_start(start)
+    with pytest.raises(
+        (ValueError, TypeError), match=r'it is "begin", "live", or \(epoch, batch\)'
+    ):
+        arguments.start(start)
 
 
 def test_progress_tells_the_place_as_of_what_was_given_out() -> None:
