@@ -153,7 +153,7 @@ class Delivery:
         """Tells everyone at a queue that it is over, once every batch of it is."""
         if epoch.line is None or not epoch.line.is_over:
             return
-        epoch.sequence.ended.add(epoch.number)
+        epoch.sequence.is_over(epoch.number)
         for cursor in tuple(epoch.cursors):
             message = EpochEnded(cursor.sub, cursor.iteration, epoch.batches)
             self._turn.do(Tell(cursor.lease, message))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Failures of batches remembered an epoch; older ones are found again if asked for.
 _REMEMBERED_FAILURES = 1024
+#: Epochs of a queue that are remembered as over.
+_REMEMBERED_ENDS = 4096
 
 
 class Pending:
@@ -173,6 +175,12 @@ class Sequence:
             epoch = Epoch(self, number, view, dealt)
         self.epochs[key] = epoch
         return epoch
+
+    def is_over(self, number: int) -> None:
+        """An epoch of a queue is over; the oldest of very many is forgotten."""
+        self.ended.add(number)
+        if len(self.ended) > _REMEMBERED_ENDS:
+            self.ended.discard(min(self.ended))
 
     def foremost(self) -> Cursor | None:
         """The running cursor that is ahead of all others."""
