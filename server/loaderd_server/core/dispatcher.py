@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from loaderd_server.core.actions import Assign, KillWorker, Severity, StartWorker, StopWorker
-from loaderd_server.core.jobs import Job, WorkerLoss
+from loaderd_server.core.actions import Assign, KillWorker, Severity, StopWorker
+from loaderd_server.core.jobs import BatchSource, Job, WorkerLoss
+from loaderd_server.core.recruiting import START_S, Recruiter
 from loaderd_server.core.settings import WorkerSettings
 from loaderd_server.core.tasks import Result
 from loaderd_server.core.turn import Turn
@@ -17,27 +16,6 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
 #: Deaths with nothing in hand (at the start, say), after which what waits for the dataset fails.
 _HOPELESS_STARTS = 5
-#: A worker that says nothing for so long after StartWorker is ended.
-_START_S = 60.0
-
-
-class BatchSource(Protocol):
-    """Where batches that are wanted come from: the scheduler."""
-
-    def due(self, dataset: str) -> int | None:
-        """When the most urgent wanted batch of a dataset is due, or None where none is wanted."""
-
-    def begin(self, dataset: str) -> Job | None:
-        """The job that makes it; None where it has no slot to go to now."""
-
-    def only(self, dataset: str) -> int | None:
-        """The worker that must make the most urgent batch; None for any."""
-
-    def demand(self, dataset: str) -> int:
-        """How many batches are wanted and not being made."""
-
-    def give_up(self, dataset: str, text: str) -> None:
-        """No worker of the dataset starts: what is wanted now cannot be had."""
 
 
 class Dispatcher:
@@ -46,10 +24,11 @@ class Dispatcher:
     def __init__(self, settings: WorkerSettings, turn: Turn) -> None:
         self._settings = settings
         self._turn = turn
-        self._workers = 0
         self._tasks = 0
         self.teams: dict[str, Team] = {}
         self.workers: dict[int, Worker] = {}
+        self._recruiter = Recruiter(settings, turn, self.teams, self.workers, self._is_hungry)
+        self.has_room = self._recruiter.has_room
 
     # --- datasets ---------------------------------------------------------------------------
 
@@ -57,10 +36,11 @@ class Dispatcher:
         """A dataset that has not been built yet."""
         self.teams.setdefault(dataset, Team(dataset))
 
-    def dataset_ready(self, dataset: str, *, forks_locks: bool) -> None:
+    def dataset_ready(self, dataset: str, *, forks_locks: bool, iterates: bool = False) -> None:
         """Workers can be forked from now on."""
         self.teams[dataset].is_ready = True
         self.teams[dataset].forks_locks = forks_locks
+        self.teams[dataset].iterates = iterates
 
     def dataset_lost(self, dataset: str, text: str) -> None:
         """Its zygote died, and all its workers: their jobs start again when it is back."""
@@ -128,11 +108,14 @@ class Dispatcher:
         """Gives out one job of a dataset; False where that cannot be done now."""
         first, due = team.first(), source.due(team.dataset)
         from_queue = first is not None and (due is None or first.due <= due)
-        only = first.only_worker if first is not None and from_queue else source.only(team.dataset)
+        only: int | None = None
+        if team.iterates:
+            is_first = first is not None and from_queue
+            only = first.only_worker if first and is_first else source.only(team.dataset)
         if only is not None and only in team.workers:
-            worker = self._this_worker(team.workers[only])
+            worker = self._recruiter.this_worker(team.workers[only])
         else:
-            worker = self._worker_for(
+            worker = self._recruiter.any_worker(
                 team, source, alone=first is not None and from_queue and first.alone
             )
         if worker is None:
@@ -154,76 +137,6 @@ class Dispatcher:
         job.given_to(worker.number)
         self._turn.wake_at(self._deadline(worker))
         self._turn.do(Assign(worker.number, job.task(self._tasks)))
-
-    # --- which worker -----------------------------------------------------------------------
-
-    def _worker_for(self, team: Team, source: BatchSource, *, alone: bool) -> Worker | None:
-        """An idle worker, or a place in the hands of a busy one; or None, and one may be started."""
-        free_places = self._settings.count - sum(t.busy for t in self.teams.values())
-        if free_places > 0:
-            for worker in team.workers.values():
-                if worker.takes_more and not worker.hands:
-                    return worker
-            if self._start_some(team, source, free_places) or team.starting:
-                return None
-        return None if alone else self._second_place(team, source, free_places)
-
-    def _this_worker(self, worker: Worker) -> Worker | None:
-        """A worker that has what the job needs, if it can take one more."""
-        if not self.has_room(worker.number):
-            return None
-        is_idle = not worker.hands
-        free_places = self._settings.count - sum(t.busy for t in self.teams.values())
-        return None if is_idle and free_places <= 0 else worker
-
-    def has_room(self, number: int) -> bool:
-        """Whether a worker can take a job behind those in its hands; a gone one holds nobody up."""
-        worker = self.workers.get(number)
-        if worker is None:
-            return True
-        room = len(worker.hands) < self._settings.depth
-        return worker.takes_more and room and not worker.is_alone_with_one
-
-    def _second_place(self, team: Team, source: BatchSource, free_places: int) -> Worker | None:
-        """The least busy worker that has room in its hands, unless another dataset is due."""
-        if free_places <= 0 and len(self.teams) > 1 and self._should_yield(team, source):
-            return None
-        room = [
-            worker
-            for worker in team.workers.values()
-            if worker.takes_more
-            and 0 < len(worker.hands) < self._settings.depth
-            and not worker.is_alone_with_one
-        ]
-        return min(room, key=lambda worker: len(worker.hands)) if room else None
-
-    def _should_yield(self, team: Team, source: BatchSource) -> bool:
-        """Whether a dataset with fewer busy workers waits for a place: let a worker run dry."""
-        return any(
-            other is not team
-            and (other.busy == 0 or other.busy < team.busy - 1)
-            and self._is_hungry(other, source)
-            for other in self.teams.values()
-        )
-
-    def _start_some(self, team: Team, source: BatchSource, free_places: int) -> bool:
-        starting = sum(t.starting for t in self.teams.values())
-        places = min(free_places - starting, self._settings.count - team.living())
-        if places <= 0 or self._turn.now < team.not_before:
-            return False
-        demand = team.waiting + source.demand(team.dataset) - team.starting
-        for _ in range(min(places, max(demand, 1 if team.starting == 0 else 0))):
-            self._start(team)
-        return True
-
-    def _start(self, team: Team) -> None:
-        self._workers += 1
-        worker = Worker(self._workers, team, self._turn.now)
-        team.workers[worker.number] = worker
-        team.starting += 1
-        self.workers[worker.number] = worker
-        self._turn.do(StartWorker(worker.number, team.dataset))
-        self._turn.wake_at(worker.since + _START_S)
 
     # --- what workers say -------------------------------------------------------------------
 
@@ -368,7 +281,7 @@ class Dispatcher:
             task = worker.hands[0].task
             self._kill(worker, task, f"task {task} took longer than workers.timeout_s")
         elif worker.state is WorkerState.STARTING:
-            self._kill(worker, 0, f"it did not start within {_START_S:g} s")
+            self._kill(worker, 0, f"it did not start within {START_S:g} s")
         else:
             self._stop(worker)
 
@@ -377,7 +290,7 @@ class Dispatcher:
         if worker.killed_at_task is not None:
             return None
         if worker.state is WorkerState.STARTING:
-            return worker.since + _START_S
+            return worker.since + START_S
         if worker.hands:
             limit_s = self._settings.timeout_s
         elif worker.state is WorkerState.READY and worker.team.living() > 1:

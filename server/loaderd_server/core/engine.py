@@ -169,7 +169,9 @@ class Core:
     def _dataset_ready(self, event: DatasetReady) -> None:
         streams = self._of_dataset(event.dataset)
         if streams:
-            self._dispatcher.dataset_ready(event.dataset, forks_locks=event.forks_locks)
+            self._dispatcher.dataset_ready(
+                event.dataset, forks_locks=event.forks_locks, iterates=event.is_iterable
+            )
             self._reloading.dataset_ready(event)
         for stream in streams:
             if event.own_collate:

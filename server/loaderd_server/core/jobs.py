@@ -85,3 +85,22 @@ class Job(Protocol):
 
     def abandoned(self, text: str) -> None:
         """No worker will do it: the dataset's workers do not start, or the dataset is gone."""
+
+
+class BatchSource(Protocol):
+    """Where batches that are wanted come from: the scheduler."""
+
+    def due(self, dataset: str) -> int | None:
+        """When the most urgent wanted batch of a dataset is due, or None where none is wanted."""
+
+    def begin(self, dataset: str) -> Job | None:
+        """The job that makes it; None where it has no slot to go to now."""
+
+    def only(self, dataset: str) -> int | None:
+        """The worker that must make the most urgent batch; None for any."""
+
+    def demand(self, dataset: str) -> int:
+        """How many batches are wanted and not being made."""
+
+    def give_up(self, dataset: str, text: str) -> None:
+        """No worker of the dataset starts: what is wanted now cannot be had."""

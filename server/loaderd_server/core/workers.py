@@ -72,6 +72,8 @@ class Team:
         self.is_ready = False
         #: See DatasetReady.
         self.forks_locks = False
+        #: Its dataset is iterable: jobs may be for one worker alone.
+        self.iterates = False
         #: No stream draws from the dataset any more: its workers are about to end.
         self.is_gone = False
         self.workers: dict[int, Worker] = {}
