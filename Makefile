@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEEDS ?= 10000
+JOBS ?= 4
 SEED ?=
 SECONDS ?= 120
 STAMP := .venv/.installed
@@ -21,8 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## serve photographs to two trainers from one stream, and show what was saved
 	$(BIN)/python -m examples.quickstart.demo
 
-test: setup  ## run every test (simulation of 1,000 seeds included)
-	$(BIN)/python -m pytest -q
+test: setup  ## run every test (simulation of 1,000 seeds included), JOBS files at a time
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
 check: setup  ## format, lint, types, direction of imports, unit tests: what CI holds
 	$(BIN)/ruff format --check .

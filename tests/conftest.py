@@ -42,9 +42,19 @@ def _belongings() -> Belongings:
         frozenset(child.pid for child in psutil.Process().children(recursive=True)),
         frozenset(t.name for t in threading.enumerate() if not t.daemon),
         _descriptors(),
-        # Semaphores of multiprocessing come and go with other programs of this machine.
-        frozenset(name for name in os.listdir("/dev/shm") if not name.startswith("sem.")),
+        frozenset(name for name in os.listdir("/dev/shm") if not _is_others(name)),
     )
+
+
+def _is_others(name: str) -> bool:
+    """Whether another program's: semaphores of multiprocessing, tensors of a stock DataLoader."""
+    if name.startswith("sem."):
+        return True
+    owner = name.split("_")[1] if name.startswith("torch_") else ""
+    if not owner.isdigit() or not psutil.pid_exists(int(owner)):
+        return False
+    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    return int(owner) not in ours
 
 
 def _left_over(before: Belongings, after: Belongings) -> str:
