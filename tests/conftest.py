@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
@@ -64,6 +65,12 @@ def _left_over(before: Belongings, after: Belongings) -> str:
         if new:
             left.append(f"{name}: {sorted(map(str, new))}")
     return "; ".join(left)
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's own, by a short name: the path of a unix socket holds 107 bytes."""
+    return tmp_path_factory.mktemp("t")
 
 
 @pytest.fixture(autouse=True)

@@ -78,7 +78,20 @@ async def _serve(source: Source, config: Config, address: Address, budget: Budge
     await daemon.stop()
     code = daemon.finished.result() if daemon.finished.done() else ExitCode.STOPPED
     log.info("stopped")
+    _ignore_signals(loop)
     return int(code)
+
+
+def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """What comes while the interpreter ends must not change the exit code.
+
+    Closing the loop would give back the defaults, by which SIGTERM ends the process.
+    """
+    numbers = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _log_to_stderr(level: str) -> None:
