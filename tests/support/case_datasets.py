@@ -8,13 +8,12 @@ import random
 import signal
 import time
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
 
 
 class Counting:
@@ -63,7 +62,9 @@ def keep_lists(samples: list[Any]) -> list[list[Any]]:
 class Killing:
     """Item ``at`` ends its process: ``how`` is "kill" or "exit"; only the first time if ``once``."""
 
-    def __init__(self, at: int, how: str, length: int = 16, once: str | None = None) -> None:
+    def __init__(
+        self, at: int, how: str = "kill", length: int = 16, once: str | None = None
+    ) -> None:
         self.at, self.how, self.length, self.once = at, how, length, once
 
     def __len__(self) -> int:
@@ -314,36 +315,3 @@ class Failing(Counting):
         if index in self.at:
             raise ValueError(f"item {index} is bad")
         return super().__getitem__(index)
-
-
-class Items(IterableDataset[int]):
-    """Numbers, shared out among the workers; or given by each of them if ``careless``."""
-
-    def __init__(self, length: int = 10, careless: bool = False) -> None:
-        self.length, self.careless = length, careless
-
-    def __iter__(self) -> Iterator[int]:
-        worker = get_worker_info()
-        if worker is None or self.careless:
-            return iter(range(self.length))
-        return iter(range(worker.id, self.length, worker.num_workers))
-
-
-class Resumable(Items):
-    """Items that know where they are."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < self.length:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]

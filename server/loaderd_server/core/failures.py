@@ -163,6 +163,22 @@ def deadly_batch(batch: int, deaths: int, loss: WorkerLoss) -> Failure:
     return Failure(code, -1, "", text, where=loss.where)
 
 
+def deadly_iterator(batch: int, deaths: int, loss: WorkerLoss) -> Failure:
+    """The failure of a batch whose iterator ends its workers: its shard of the epoch is over."""
+    advice = "The iterator gives no more in this epoch: look at what the dataset does there"
+    if loss.timed_out:
+        text = (
+            f"batch {batch} of an iterable dataset kept its worker busy for longer than "
+            f"workers.timeout_s ({loss.where}, which was ended). {advice}, or raise workers.timeout_s"
+        )
+        return Failure(ErrorCode.WORKER_TIMEOUT, -1, "", text, where=loss.where)
+    text = (
+        f"batch {batch} of an iterable dataset ended its worker {deaths} times ({loss.where}, "
+        f"{loss.how}). {advice}"
+    )
+    return Failure(ErrorCode.WORKER_DIED, -1, "", text, where=loss.where)
+
+
 def unexpected_answer(kind: str) -> Failure:
     """The failure of a batch whose worker answered with something else: a fault of loaderd's own."""
     text = f"the worker answered with {kind}, which is no answer to its task; please report this"

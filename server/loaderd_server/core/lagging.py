@@ -17,7 +17,8 @@ class Window:
     """Keeps trainers of a sequence within ``size`` batches of each other.
 
     Only trainers in the same epoch wait for each other, and one in the next epoch for those that are
-    still in this one: who starts elsewhere on purpose is no laggard.
+    still in this one: who starts elsewhere on purpose is no laggard. A trainer that reads two epochs
+    at once, as in ``zip(loader, loader)``, does not wait for itself.
     """
 
     def __init__(self, size: int, patience_s: float) -> None:
@@ -52,6 +53,8 @@ class Window:
                 continue
             if theirs is epoch:
                 found.append((other, other.position))
+            elif other.lease == cursor.lease:
+                continue
             elif theirs.sequence is epoch.sequence and theirs.number == epoch.number - 1:
                 found.append((other, other.position - theirs.batches))
         return found

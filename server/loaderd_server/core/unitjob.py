@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.endless import Producer
-from loaderd_server.core.failures import deadly_batch
+from loaderd_server.core.failures import deadly_iterator
 from loaderd_server.core.jobs import WorkerLoss
 from loaderd_server.core.sequences import Epoch
 from loaderd_server.core.streams import Phase, Stream
@@ -38,6 +38,11 @@ class UnitJob(BatchJob):
     ) -> None:
         super().__init__(maker, stream, epoch, batch)
         self._producer = producer
+
+    @property
+    def is_wanted(self) -> bool:
+        """See Job: not where its shard has ended before it."""
+        return super().is_wanted and not self._producer.is_hole(self.batch)
 
     @property
     def only_worker(self) -> int | None:
@@ -102,7 +107,10 @@ class UnitJob(BatchJob):
             return
         self.deaths += 1
         if loss.timed_out or self.deaths >= _MOST_DEATHS:
-            self.maker.fail(self, deadly_batch(self.batch, self.deaths, loss))
+            # Another iterator would end its worker at the same place, before any later batch.
+            shard, unit = self.batch % len(self._producer.shards), self._producer.unit_of(self.batch)
+            self._producer.ended(shard, unit + 1)
+            self.maker.fail(self, deadly_iterator(self.batch, self.deaths, loss))
         else:
             self.maker.submit(self)
 

@@ -6,10 +6,13 @@ import pytest
 from tests.unit.core.driver import Bench, settings_of
 
 from loaderd_protocol.messages import (
+    NO_SLOT,
     Announce,
+    BatchFailed,
     EpochEnded,
     EpochStarted,
     Refused,
+    Release,
     ShardState,
     Start,
     Subscribe,
@@ -82,6 +85,26 @@ def test_a_worker_that_dies_is_replaced_by_one_with_the_last_state() -> None:
     retried = _tasks(bench)[-1]
     assert (retried.unit, retried.state, retried.state_unit) == (2, b"0 2", 2)
     assert _batches(bench, 1) == [0, 1, 2]
+
+
+def test_an_iterator_that_ends_its_workers_gives_no_more_and_the_epoch_ends() -> None:
+    bench = _bench(shards=2, units=6, workers=2)
+    bench.trainer(1, prefetch=0)
+    assert _batches(bench, 1) == [0, 1]
+    bench.makes_batches = False
+    bench.release(1, bench.messages(1, Announce)[0])  # unit 1 of shard 0 is given to a worker
+    for _death in range(3):
+        (worker,) = [number for number, tasks in bench.hands.items() if tasks]
+        bench.die(worker)
+    (failed,) = bench.messages(1, BatchFailed)
+    assert failed.batch == 2
+    assert "of an iterable dataset ended its worker 3 times" in failed.failure.text
+    assert "The iterator gives no more in this epoch" in failed.failure.text
+    bench.makes_batches = True
+    bench.say(1, Release(0, NO_SLOT, 0))
+    _read_on(bench, 1)
+    assert _batches(bench, 1)[1:] == [1, 3, 5, 7, 9, 11]  # the other shard's
+    assert bench.messages(1, EpochEnded) == [EpochEnded(0, 1, 12)]
 
 
 def test_a_trainer_that_leaves_the_window_is_refused_what_is_gone() -> None:

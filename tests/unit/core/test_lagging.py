@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.driver import Bench, settings_of
 
-from loaderd_protocol.messages import Announce, Start
+from loaderd_protocol.messages import Announce, Start, Subscribe
 from loaderd_server.core.settings import Lag, Sharing
 from loaderd_server.core.status import CoreStatus
 
@@ -115,3 +115,12 @@ def test_in_follow_nobody_waits_and_who_is_served_again_is_told_of_once() -> Non
     assert sum(announce.remade for announce in bench.messages(1, Announce)) > 20
     (line,) = [line for line in bench.logged() if "made again" in line]
     assert "trainer 1 of stream 's0' is" in line
+
+
+def test_a_trainer_that_reads_two_epochs_at_once_does_not_wait_for_itself() -> None:
+    bench = _bench()
+    bench.trainer(1)
+    bench.say(1, Subscribe(1, "s0", 0, 1, 2, 0))
+    bench.say(1, Start(1, 1, 1, 0))
+    second = [a for a in bench.messages(1, Announce) if a.sub == 1]
+    assert [announce.batch for announce in second][:1] == [0]
