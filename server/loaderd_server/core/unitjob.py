@@ -108,7 +108,10 @@ class UnitJob(BatchJob):
         self.deaths += 1
         if loss.timed_out or self.deaths >= _MOST_DEATHS:
             # Another iterator would end its worker at the same place, before any later batch.
-            shard, unit = self.batch % len(self._producer.shards), self._producer.unit_of(self.batch)
+            shard, unit = (
+                self.batch % len(self._producer.shards),
+                self._producer.unit_of(self.batch),
+            )
             self._producer.ended(shard, unit + 1)
             self.maker.fail(self, deadly_iterator(self.batch, self.deaths, loss))
         else:
