@@ -158,7 +158,7 @@ def test_case_5_a_budget_of_twice_the_machine_ends_it_with_one_message(tmp_path:
     [
         ("no_such_module:X", "no module 'no_such_module'"),
         ("tests.support.case_datasets:NoSuch", "has no 'NoSuch'"),
-        ("tests.support.case_datasets:Killing", "missing 2 required positional arguments"),
+        ("tests.support.case_datasets:Killing", "missing 1 required positional argument"),
         ("builtins:object", "no length"),
     ],
 )
