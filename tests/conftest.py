@@ -58,10 +58,20 @@ def _is_others(name: str) -> bool:
     return int(owner) not in ours
 
 
+def _is_of(pid: int, earlier: frozenset[int]) -> bool:
+    """Whether a process that was there before started it, as a daemon starts workers on need."""
+    try:
+        return any(parent.pid in earlier for parent in psutil.Process(pid).parents())
+    except psutil.NoSuchProcess:
+        return True
+
+
 def _left_over(before: Belongings, after: Belongings) -> str:
     left = []
     for name in Belongings.__dataclass_fields__:
         new = getattr(after, name) - getattr(before, name)
+        if name == "children":
+            new = frozenset(pid for pid in new if not _is_of(pid, before.children))
         if new:
             left.append(f"{name}: {sorted(map(str, new))}")
     return "; ".join(left)

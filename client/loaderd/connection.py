@@ -136,6 +136,11 @@ class Connection:
         """What came for ``sub`` and was not received yet; empty where the line is closed."""
         return self._inbox.get(sub) or deque()
 
+    def take_in(self) -> None:
+        """Takes in what has come, for whoever asks for it later."""
+        with self._lock:
+            self._drain()
+
     def receive(self, sub: int, what: str) -> Message:
         """The next message of ``sub``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -249,7 +250,14 @@ class Loader:
         )  # fmt: skip
 
     def stats(self) -> LoaderStats:
-        """Batches, bytes, and the time waited for data since ``connect``."""
+        """Batches, bytes, and the time waited for data since ``connect``.
+
+        Gives back, by the way, what came late for iterators that were dropped.
+        """
+        if not self._closed and self._pid == os.getpid():
+            self._connection.take_in()
+            for idle in self._idle.values():
+                _discard(idle)
         return self.meter.read()
 
     def close(self) -> None:
@@ -360,3 +368,14 @@ class Loader:
         self._connection.lease.make_own()
         self._finalizer.detach()
         self._connection.abandon()
+
+
+def _discard(idle: list[Subscription]) -> None:
+    """What came for subscriptions that nobody uses is given back; nobody else gets one meanwhile."""
+    taken = []
+    while idle:
+        with contextlib.suppress(IndexError):  # another thread was quicker
+            taken.append(idle.pop())
+    for subscription in taken:
+        subscription.discard()
+    idle.extend(taken)
