@@ -92,7 +92,7 @@ class Line:
     def done(self, cursor: Cursor, count: int) -> None:
         """The trainer is done with the first ``count`` that it was handed."""
         handed = cursor.handed
-        count = min(count, len(handed.batches))
+        count = max(0, min(count, len(handed.batches)))
         self._over(handed.batches[handed.done : count])
         handed.done = max(handed.done, count)
 

@@ -100,6 +100,18 @@ def test_an_old_iteration_s_done_counts_for_nothing() -> None:
     assert _batches(bench, 2)[0] == 0
 
 
+def test_a_negative_count_is_done_with_nothing() -> None:
+    for says in (Start(0, 2, 0, 0, count=-2), Leave((), (Done(0, 1, -2),))):
+        bench = _bench()
+        bench.trainer(1)
+        bench.say(1, says)  # type: ignore[arg-type]
+        bench.leave(1)
+        bench.trainer(2)
+        while not bench.messages(2, EpochEnded):
+            _take(bench, 2, 1)
+        assert _batches(bench, 2) == list(range(20))
+
+
 def test_batches_done_before_the_daemon_was_there_are_not_given_again() -> None:
     bench = _bench()
     bench.trainer(1, start=None)
