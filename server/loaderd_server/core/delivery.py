@@ -99,7 +99,9 @@ class Delivery:
         is_left = next(line.waiting(1), None) is not None
         for cursor in epoch.cursors:
             self._note_waiting(cursor, is_left)
-        if not is_left and not line.is_over and line.idle_since is None:
+        if is_left:
+            line.idle_since = None
+        elif not line.is_over and line.idle_since is None:
             line.idle_since = self._turn.now
             self._turn.wake_at(self._turn.now + epoch.sequence.stream.settings.sharing.patience_s)
 
@@ -211,13 +213,16 @@ class Delivery:
             return
         waits = [c.lease for c in epoch.cursors if not c.has_undone]
         has = [c.lease for c in epoch.cursors if c.has_undone]
-        if waits and has:
-            line.has_been_told_of = True
-            self._turn.log(
-                Severity.WARNING,
-                f"the end of epoch {epoch.number} of queue {stream.name!r} waits: trainers {has} have "
-                f"{line.left} batches that they are not done with, and trainers {waits} nothing to do",
-            )
+        if not waits or not has:
+            line.idle_since = self._turn.now  # somebody may come who then waits
+            self._turn.wake_at(self._turn.now + stream.settings.sharing.patience_s)
+            return
+        line.has_been_told_of = True
+        self._turn.log(
+            Severity.WARNING,
+            f"the end of epoch {epoch.number} of queue {stream.name!r} waits: trainers {has} have "
+            f"{line.left} batches that they are not done with, and trainers {waits} nothing to do",
+        )
 
     def take_back(self, cursor: Cursor, slot: Slot | None) -> None:
         """One announcement is released: its credit is free, its slot may be."""

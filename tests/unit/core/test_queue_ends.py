@@ -47,3 +47,27 @@ def test_who_keeps_the_end_of_a_queue_waiting_is_said_once_after_the_patience() 
     (line,) = [line for line in bench.logged() if "waits" in line]
     assert f"trainers [{busy}] have" in line
     assert f"trainers [{idle}] nothing to do" in line
+
+
+def test_who_comes_after_the_patience_is_told_of_too() -> None:
+    bench = _bench()
+    bench.trainer(1)
+    bench.pass_time(100)  # nobody waits for it
+    assert not [line for line in bench.logged() if "waits" in line]
+    bench.trainer(2)
+    bench.pass_time(100)
+    (line,) = [line for line in bench.logged() if "waits" in line]
+    assert "trainers [1] have 3 batches" in line
+
+
+def test_the_patience_begins_anew_when_batches_were_there_again() -> None:
+    bench = _bench()
+    bench.trainer(1)
+    bench.pass_time(29)
+    bench.leave(1)  # it died: three batches wait again
+    bench.trainer(2)
+    bench.trainer(3)
+    bench.pass_time(29)
+    assert not [line for line in bench.logged() if "waits" in line]
+    bench.pass_time(2)
+    assert len([line for line in bench.logged() if "waits" in line]) == 1
