@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,32 @@ class Saved:
     place: Place
     rank: int
     world_size: int
+
+
+#: What a state has; anything else in it is not looked at.
+_FIELDS = (
+    "version", "stream", "order", "epoch", "samples", "batches", "rank", "world_size", "dealt", "failed",
+    "done", "shards",
+)  # fmt: skip
+
+
+def check_plain(state: Mapping[str, Any]) -> None:
+    """Every field is of numbers, texts and lists: others can't even be compared, or shown.
+
+    Raises: StateMismatch naming the field that is not.
+    """
+    for name in _FIELDS:
+        try:
+            json.dumps(state.get(name), default=_plain)
+        except (TypeError, ValueError, RecursionError) as error:
+            why = f"{name} has what JSON cannot carry, so it is not as loaderd wrote it ({error})"
+            raise _unreadable(state, why) from error
+
+
+def _plain(value: Any) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__}")
 
 
 def saved(state: Mapping[str, Any]) -> Saved:
@@ -102,7 +129,9 @@ def _shard(known: Any, state: Mapping[str, Any]) -> ShardState:
 
 
 def _unreadable(state: Mapping[str, Any], why: str) -> StateMismatch:
+    stream = state.get("stream")
+    name = repr(stream) if isinstance(stream, str) else "without a name"
     return StateMismatch(
-        f"the state of stream {state.get('stream')!r} cannot be read: {why[:300]}. Give what "
+        f"the state of stream {name} cannot be read: {why[:300]}. Give what "
         f"state_dict() returned, as it was"
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from loaderd.fields import Saved, saved
+from loaderd.fields import Saved, check_plain, saved
 from loaderd.place import Place
 from loaderd_protocol.errors import StateMismatch
 from loaderd_protocol.messages import Dealt
@@ -102,6 +102,8 @@ def differences(
 
 
 def _check(state: State, stream: Stream) -> None:
+    if isinstance(state, Mapping):
+        check_plain(state)
     if not isinstance(state, Mapping) or not isinstance(state.get("order"), Mapping):
         raise StateMismatch(f"{str(state)[:80]!r} is no state of a loaderd loader")
     if state.get("version") != STATE_VERSION:

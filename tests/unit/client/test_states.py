@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +91,36 @@ def test_a_field_that_cannot_be_read_is_named_with_its_value(
 ) -> None:
     with pytest.raises(StateMismatch, match=says):
         resume.read_states(state("shard", **changed), stream("shard"))
+
+
+class _Odd:
+    """No part of JSON, and not even equal to itself in words."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("ambiguous")
+
+    __hash__ = object.__hash__
+
+
+_RING: list[Any] = []
+_RING.append(_RING)
+
+
+@pytest.mark.parametrize("field", sorted(state("shard")))
+@pytest.mark.parametrize(
+    "value",
+    [np.array([1, 2]), torch.ones(2), _Odd(), 10**5000, {1: torch.ones(2)}, _RING],
+    ids=["array", "tensor", "odd", "huge", "inner", "ring"],
+)
+def test_what_json_cannot_carry_is_a_mismatch_that_names_the_field(field: str, value: Any) -> None:
+    for odd in (value, [value], [[2, value]], {"seed": value}):
+        with pytest.raises(StateMismatch, match=rf"{field} .*JSON|{field}.* not a list"):
+            resume.read_states(state("shard", **{field: odd}), stream("shard"))
+
+
+def test_what_else_lies_in_a_state_is_nobodys_business() -> None:
+    own = state("shard", model=torch.ones(2), order=MappingProxyType({**_FACTS, "mode": "shard"}))
+    assert resume.read_states(MappingProxyType(own), stream("shard")).samples == 16
 
 
 def test_each_difference_of_the_order_is_named() -> None:
