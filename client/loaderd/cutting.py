@@ -84,15 +84,21 @@ class Cutter:
             _check_rows(leaf, rows, batch)
         self._use_slot()
 
-    def skip(self, batch: int) -> None:
-        """A slot could not be made: the batches that need it are passed over."""
+    def skip(self, batch: int) -> int:
+        """A slot could not be made: the batches that need it are passed over; how many."""
+        skipped = 0
         self._pieces.clear()
         while self.position < self._bounds(batch)[1] and not self.is_at_end:
             self.position = self._target
+            skipped += 1
         self._covered = self.position
+        return skipped
 
     def take(self) -> tuple[Any, int]:
-        """The next batch and its rows; 0 of them where every sample of it failed."""
+        """The next batch and its rows; 0 of them where every sample of it failed.
+
+        Raises: BatchError where its parts cannot be joined; then it is passed over.
+        """
         pieces, self._pieces = self._pieces, []
         self.position = self._target
         self._use_slot()

@@ -218,8 +218,7 @@ class EpochIterator(Iterator[Any]):
             try:
                 cutter.came(announce.batch, announce.rows, announce.failed, opened)
             except BatchError:
-                cutter.skip(announce.batch)  # else the end would never be reached
-                self._progress.samples = cutter.position
+                self._skip(cutter, announce.batch)  # else the end would never be reached
                 raise
             return None, False
         batch = build(base, announce, loader.options.output)
@@ -228,12 +227,19 @@ class EpochIterator(Iterator[Any]):
         return batch, True
 
     def _take(self, cutter: Cutter) -> tuple[Any, int]:
-        batch, rows = cutter.take()
-        self._progress.samples = cutter.position
-        self._progress.batches += 1
+        try:
+            batch, rows = cutter.take()
+        finally:  # one whose parts cannot be joined is behind the trainer too
+            self._progress.samples = cutter.position
+            self._progress.batches += 1
         if not rows:
             self._loader.meter.empty_batches += 1
         return batch, rows
+
+    def _skip(self, cutter: Cutter, batch: int) -> None:
+        """One of the stream's batches is of no use to those that lie in it."""
+        self._progress.batches += cutter.skip(batch)
+        self._progress.samples = cutter.position
 
     def _given(self, arrival: Arrival, rows: int) -> None:
         """One of the stream's batches was given out, failed, or was passed over."""
@@ -262,8 +268,7 @@ class EpochIterator(Iterator[Any]):
     def _fail(self, arrival: BatchFailed) -> None:
         self._loader.meter.failed_batches += 1
         if self._cutter is not None:
-            self._cutter.skip(arrival.batch)
-            self._progress.samples = self._cutter.position
+            self._skip(self._cutter, arrival.batch)
         else:
             self._given(arrival, 0)
         raise exception_of(arrival.failure, self._progress.epoch, arrival.batch)

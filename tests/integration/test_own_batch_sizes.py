@@ -69,3 +69,37 @@ def test_who_cannot_cut_is_told_why(tmp_path: Path) -> None:
             connect("own", daemon.run_dir, batch_size=5)
         for part in ("its collate is the user's own", "define a stream of that batch size"):
             assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error"),
+    [
+        ('{target: "tests.support.case_datasets:Large", args: {length: 12}}', loaderd.BatchError),
+        (
+            '{target: "tests.support.case_datasets:Raising", args: {fault: value, length: 12, at: 4}}',
+            ValueError,
+        ),
+    ],
+    ids=["cannot be joined", "cannot be made"],
+)
+def test_a_state_is_behind_a_batch_that_raised(
+    tmp_path: Path, dataset: str, error: type[Exception]
+) -> None:
+    text = f"datasets:\n  d: {dataset}\nstreams:\n  s: {{dataset: d, batch_size: 2}}\n"
+    with serving(text, tmp_path) as daemon:
+        with loaderd.connect("s", address=daemon.run_dir, batch_size=3) as loader:
+            batches = iter(loader)
+            states = [loader.state_dict()]
+            raised = []
+            for _ in range(4):
+                try:
+                    next(batches)
+                except error:
+                    raised.append(len(states) - 1)
+                states.append(loader.state_dict())
+            assert next(batches, None) is None
+            counts = [(state["samples"], state["batches"]) for state in states]
+            assert counts == [(0, 0), (3, 1), (6, 2), (9, 3), (12, 4)]
+            assert raised
+            loader.load_state_dict(states[raised[0] + 1])
+            assert len(next(iter(loader))) == 3
