@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks import sharing, sources
+from benchmarks import photographs, sharing, sources
 from benchmarks.processes import Meeting, together
 from benchmarks.results import Section, Settings, Spread, Target, ratio
-from benchmarks.trainers import Shared, Window
+from benchmarks.trainers import Shared, Source, Window
 from examples.quickstart.serving import DaemonFailed, serving
 
 import loaderd
@@ -31,8 +31,9 @@ _ROWS = 16
 _BATCHES_APART = 200
 _GOES_ON_S = 60.0
 _NOTE = (
-    f"float32 rows of 3x224x224 from memory, batches of {_ROWS}, {sources.WORKERS} workers, lag: "
-    f"follow. Paused: a trainer of the same stream stopped by SIGSTOP with its credits in hand. Gap: the "
+    f"The rate: photographs as in that benchmark; the others: float32 rows of 3x224x224 from memory, "
+    f"batches of {_ROWS}; {sources.WORKERS} workers, lag: follow. Paused: a trainer of the same stream "
+    f"stopped by SIGSTOP with its credits in hand. Gap: the "
     f"longest time between two batches of a trainer while another is stopped, beyond the longest "
     f"while none is. Made again: a second trainer begins when the first has had {_BATCHES_APART} "
     f"batches, of which few are kept. Reconnect: from the new daemon's line `ready` to the next batch."
@@ -40,13 +41,13 @@ _NOTE = (
 
 
 def measure(settings: Settings) -> Section:
-    """Runs all by turns, against one daemon but for the restarts."""
+    """Runs all by turns."""
     with tempfile.TemporaryDirectory(prefix="loaderd-bench-") as name:
         folder = Path(name)
         config = folder / "config.yaml"
         config.write_text(sources.config("Floats", batch_size=_ROWS) + "    slots: 12\n")
+        rates = _rates(folder, settings)
         with serving(config, folder / "run") as daemon:
-            rates = _rates(daemon.run_dir, settings)
             gaps = [_gap(daemon.run_dir, settings) for _ in range(settings.repetitions)]
             again = [_made_again(daemon.run_dir, n) for n in range(settings.repetitions)]
         back = [_reconnect(config, folder / "restarted") for _ in range(settings.repetitions)]
@@ -79,16 +80,34 @@ def _read_on(address: Path, paces_s: float, pipe: multiprocessing.connection.Con
             time.sleep(paces_s)
 
 
-def _rates(address: Path, settings: Settings) -> dict[str, list[float]]:
-    """Rows a second of a trainer: alone, and while another is stopped."""
-    job = {"t": ([Shared(address)], Window(settings.warm_s, settings.window_s))}
+def _rates(folder: Path, settings: Settings) -> dict[str, list[float]]:
+    """Rows a second of a trainer: alone, and while another is stopped.
+
+    Of photographs: copy-bound batches come faster while another is stopped, as all but a few slots
+    are then kept for that one, and those few stay in the processor's cache.
+    """
+    root = sources.photographs(settings.photographs_per_class)
+    config = folder / "photographs.yaml"
+    config.write_text(
+        sources.config("Photographs", {"root": str(root)}, transform=photographs.TRANSFORM)
+    )
     rates: dict[str, list[float]] = {"alone": [], "another paused": []}
-    for _ in range(settings.repetitions):
-        rates["alone"] += sharing.slowest(sharing.by_turns(dict(job), 1)["t"])
-        with _other(address) as pid:
-            os.kill(pid, signal.SIGSTOP)
-            rates["another paused"] += sharing.slowest(sharing.by_turns(dict(job), 1)["t"])
+    with serving(config, folder / "photographs") as daemon:
+        for repetition in range(settings.repetitions):
+            # Each is as often the first of the two: a machine gets faster, or slower, meanwhile.
+            for name in list(rates)[:: -1 if repetition % 2 else 1]:
+                rates[name] += _rate(daemon.run_dir, name, settings)
     return rates
+
+
+def _rate(address: Path, name: str, settings: Settings) -> list[float]:
+    trainers: list[Source] = [Shared(address)]
+    job = {name: (trainers, Window(settings.warm_s, settings.window_s))}
+    if name == "alone":
+        return sharing.slowest(sharing.by_turns(job, 1)[name])
+    with _other(address) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        return sharing.slowest(sharing.by_turns(job, 1)[name])
 
 
 def _gap(address: Path, settings: Settings) -> float:
@@ -193,7 +212,7 @@ def _section(
             Target("the rate while another is paused, of the rate alone,", 0.97, paused),
             Target("50 ms over the gap while another is stopped", 1.0, _over(50.0, gaps)),
             Target("200 ms over the reconnect", 1.0, _over(200.0, back)),
-            Target("a first batch's time over that of one made again", 0.95, cheaper),
+            Target("a first batch's time over that of one made again", 1.0, cheaper),
         ),
         raw={"rates": [*rates.values()], "gaps": [gaps], "again": [first, second], "back": [back]},
     )

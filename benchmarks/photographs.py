@@ -13,7 +13,7 @@ from benchmarks.results import Section, Settings, Spread, Target, ratio
 from benchmarks.trainers import Bare, Shared, Source, Stock, Window
 from examples.quickstart.serving import serving
 
-_TRANSFORM = "[{random_resized_crop: {size: 224}}, {horizontal_flip: {}}]"
+TRANSFORM = "[{random_resized_crop: {size: 224}}, {horizontal_flip: {}}]"
 _NOTE = (
     f"JPEG 500x375, random resized crop 224, flip, uint8, batches of {sources.BATCH}; "
     f"{sources.WORKERS} workers (each stock DataLoader has its own). The same decoder, crop and "
@@ -31,7 +31,7 @@ def measure(settings: Settings) -> Section:
     window = Window(settings.warm_s, settings.window_s)
     with tempfile.TemporaryDirectory(prefix="loaderd-bench-") as folder:
         config = Path(folder) / "config.yaml"
-        config.write_text(sources.config("Photographs", {"root": root}, transform=_TRANSFORM))
+        config.write_text(sources.config("Photographs", {"root": root}, transform=TRANSFORM))
         with serving(config, Path(folder) / "run") as daemon:
             contenders = _contenders(root, daemon.run_dir)
             runs = sharing.by_turns(
