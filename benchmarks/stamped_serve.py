@@ -16,7 +16,8 @@ from typing import Any
 import zmq
 
 from loaderd_protocol.codec import decode
-from loaderd_protocol.messages import RULES, Announce, Channel, Sender
+from loaderd_protocol.messages import Announce
+from loaderd_protocol.rules import RULES, Channel, Sender
 
 _CODE = next(rule.code for rule in RULES if rule.message is Announce)
 _ARRAY16 = 0xDC

@@ -6,7 +6,7 @@ import math
 import operator
 from typing import Any
 
-_MOST = 2**63 - 1
+from loaderd_protocol.messages import MOST_INTEGER
 
 
 def whole(name: str, value: Any, *, least: int = 0) -> int:
@@ -20,8 +20,8 @@ def whole(name: str, value: Any, *, least: int = 0) -> int:
         number = None
     if number is None or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}; it is a whole number")
-    if not least <= number <= _MOST:
-        raise ValueError(f"{name} is {value!r}; it is {least} or more, at most {_MOST}")
+    if not least <= number <= MOST_INTEGER:
+        raise ValueError(f"{name} is {value!r}; it is {least} or more, at most {MOST_INTEGER}")
     return number
 
 
@@ -63,7 +63,7 @@ def start(value: Any) -> tuple[int, int]:
     Raises: ValueError for anything else.
     """
     is_pair = isinstance(value, tuple | list) and len(value) == 2
-    if not is_pair or not all(type(n) is int and 0 <= n <= _MOST for n in value):
+    if not is_pair or not all(type(n) is int and 0 <= n <= MOST_INTEGER for n in value):
         raise ValueError(
             f'start is {value!r}; it is "begin", "live", or (epoch, batch), each 0 or more'
         )

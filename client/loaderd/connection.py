@@ -36,17 +36,15 @@ from loaderd_protocol.messages import (
     PROTOCOL_VERSION,
     ArenaAdded,
     Attach,
-    Channel,
     Hello,
-    Message,
     Ping,
     Pong,
     Ready,
     Rejected,
-    Sender,
     Status,
     Welcome,
 )
+from loaderd_protocol.rules import Channel, Message, Sender
 
 log = logging.getLogger("loaderd")
 M = TypeVar("M")

@@ -10,11 +10,7 @@ from typing import Any
 
 from loaderd.place import Place
 from loaderd_protocol.errors import StateMismatch
-from loaderd_protocol.messages import Dealt, ShardState
-
-_MOST = 2**63 - 1
-_MOST_EPOCH = 2**31 - 1
-_MOST_WORLD_SIZE = 65536
+from loaderd_protocol.messages import MOST_EPOCH, MOST_INTEGER, MOST_WORLD_SIZE, Dealt, ShardState
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ def saved(state: Mapping[str, Any]) -> Saved:
     Raises: StateMismatch naming the field that cannot be read.
     """
     place = Place(
-        _whole(state, "epoch", most=_MOST_EPOCH),
+        _whole(state, "epoch", most=MOST_EPOCH),
         _whole(state, "samples"),
         _whole(state, "batches"),
         dealt=tuple(_dealt(part, state) for part in _list(state, "dealt")),
@@ -66,13 +62,18 @@ def saved(state: Mapping[str, Any]) -> Saved:
         done=_ranges(state, "done"),
         states=tuple(_shard(known, state) for known in _list(state, "shards")),
     )
-    world_size = _whole(state, "world_size", least=1, most=_MOST_WORLD_SIZE, default=1)
+    world_size = _whole(state, "world_size", least=1, most=MOST_WORLD_SIZE, default=1)
     rank = _whole(state, "rank", most=world_size - 1, default=0)
     return Saved(place, rank, world_size)
 
 
 def _whole(
-    state: Mapping[str, Any], name: str, *, least: int = 0, most: int = _MOST, default: Any = None
+    state: Mapping[str, Any],
+    name: str,
+    *,
+    least: int = 0,
+    most: int = MOST_INTEGER,
+    default: Any = None,
 ) -> int:
     value = state.get(name, default)
     if not _is_whole(value, least, most):
@@ -80,7 +81,7 @@ def _whole(
     return int(value)
 
 
-def _is_whole(value: Any, least: int = 0, most: int = _MOST) -> bool:
+def _is_whole(value: Any, least: int = 0, most: int = MOST_INTEGER) -> bool:
     return type(value) is int and least <= value <= most
 
 
@@ -94,7 +95,9 @@ def _list(state: Mapping[str, Any], name: str) -> list[Any]:
 def _numbers(state: Mapping[str, Any], name: str) -> tuple[int, ...]:
     values = tuple(_list(state, name))
     if not all(_is_whole(value) for value in values):
-        raise _unreadable(state, f"{name} is {values!r}, not a list of numbers from 0 to {_MOST}")
+        raise _unreadable(
+            state, f"{name} is {values!r}, not a list of numbers from 0 to {MOST_INTEGER}"
+        )
     return values
 
 
@@ -110,7 +113,7 @@ def _dealt(part: Any, state: Mapping[str, Any]) -> Dealt:
     if isinstance(part, list | tuple) and len(part) == 2:
         world_size, counts = part
         is_list = isinstance(counts, list | tuple) and len(counts) == world_size
-        if is_list and 0 < world_size <= _MOST_WORLD_SIZE and all(map(_is_whole, counts)):
+        if is_list and 0 < world_size <= MOST_WORLD_SIZE and all(map(_is_whole, counts)):
             return Dealt(len(counts), tuple(counts))
     raise _unreadable(
         state, f"dealt has {part!r}, not (world size, what each of its ranks was given)"

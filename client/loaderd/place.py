@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderd import arguments
-from loaderd_protocol.messages import Dealt, FailedSample, ShardState, Where
+from loaderd_protocol.messages import MOST_INTEGER, Dealt, FailedSample, ShardState, Where
 
-_MOST_SAMPLES = 2**63 - 1
 Begin = Literal["begin", "live"] | tuple[int, int]
 
 
@@ -42,7 +41,7 @@ def first_place(start: Begin | None, mode: str, batch_size: int) -> Place:
         return Place()
     epoch, batch = arguments.start(start)
     # A place behind every epoch is refused by the daemon, in words; it must get there.
-    return Place(epoch, min(batch * batch_size, _MOST_SAMPLES), batch)
+    return Place(epoch, min(batch * batch_size, MOST_INTEGER), batch)
 
 
 class Ranges:

@@ -15,12 +15,12 @@ from loaderd_protocol.messages import (
     EpochEnded,
     EpochStarted,
     Granted,
-    Message,
     Refused,
     Start,
     Subscribe,
     Subscribed,
 )
+from loaderd_protocol.rules import Message
 
 
 class Subscription:

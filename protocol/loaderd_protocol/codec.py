@@ -7,8 +7,9 @@ import struct
 import msgpack
 
 from loaderd_protocol.errors import ProtocolError
-from loaderd_protocol.messages import RULES, Channel, Message, Release, Rule, Sender
+from loaderd_protocol.messages import Release
 from loaderd_protocol.records import from_array, to_array
+from loaderd_protocol.rules import RULES, Channel, Message, Rule, Sender
 
 #: No frame of the protocol is longer; a longer one is refused unread.
 MAX_FRAME_BYTES = 64 * 1024 * 1024

@@ -1,33 +1,24 @@
-"""Every message between a trainer and the daemon: its fields, its code, who sends it and where.
+"""Every message between a trainer and the daemon, and its fields (``rules``: their codes, and who sends them).
 
-``PROTOCOL.md`` tells the same in prose; a test holds the two together. Codes and the meaning and
-order of fields never change within a protocol version; a new field is appended with a default.
+``PROTOCOL.md`` tells the same in prose; a test holds the two together. The meaning and order of fields
+never change within a protocol version; a new field is appended with a default.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 
 from loaderd_protocol.errors import Failure
 
 PROTOCOL_VERSION = 1
 #: ``Release.slot`` for a batch that came without a slot (BatchFailed, BatchEmpty).
 NO_SLOT = 0xFFFF_FFFF
-
-
-class Sender(Enum):
-    """Who may send a message."""
-
-    TRAINER = "trainer"
-    DAEMON = "daemon"
-
-
-class Channel(Enum):
-    """The attach socket (SOCK_SEQPACKET, one message a packet) or ZeroMQ (one frame a message)."""
-
-    LEASE = "lease"
-    ZEROMQ = "zeromq"
+#: The largest integer of a message; epochs and world sizes end earlier.
+MOST_INTEGER = 2**63 - 1
+MOST_EPOCH = 2**31 - 1
+#: DistributedSampler pads an order to a multiple of it: a wrong one must not fill the memory.
+MOST_WORLD_SIZE = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,49 +365,3 @@ class Status:
 
     request: int
     document: str
-
-
-Message = (
-    Attach | Welcome | Rejected | ArenaAdded | Ping | Pong | Release | Leave | Done | Hello | Subscribe
-    | Start | Unsubscribe | AskStatus | Ready | Subscribed | Refused | Granted | EpochStarted | Announce
-    | BatchFailed | BatchEmpty | Unsubscribed | Status | EpochEnded
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One row of the protocol: a message's code, who may send it, and on which channel."""
-
-    code: int
-    message: type[Message]
-    sender: Sender
-    channel: Channel
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(1, Attach, Sender.TRAINER, Channel.LEASE),
-    Rule(2, Welcome, Sender.DAEMON, Channel.LEASE),
-    Rule(3, Rejected, Sender.DAEMON, Channel.LEASE),
-    Rule(4, ArenaAdded, Sender.DAEMON, Channel.LEASE),
-    Rule(5, Ping, Sender.TRAINER, Channel.LEASE),
-    Rule(6, Pong, Sender.DAEMON, Channel.LEASE),
-    Rule(7, Release, Sender.TRAINER, Channel.LEASE),
-    Rule(8, Leave, Sender.TRAINER, Channel.LEASE),
-    Rule(9, Done, Sender.TRAINER, Channel.LEASE),
-    Rule(16, Hello, Sender.TRAINER, Channel.ZEROMQ),
-    Rule(17, Subscribe, Sender.TRAINER, Channel.ZEROMQ),
-    Rule(18, Start, Sender.TRAINER, Channel.ZEROMQ),
-    Rule(19, Unsubscribe, Sender.TRAINER, Channel.ZEROMQ),
-    Rule(20, AskStatus, Sender.TRAINER, Channel.ZEROMQ),
-    Rule(32, Ready, Sender.DAEMON, Channel.ZEROMQ),
-    Rule(33, Subscribed, Sender.DAEMON, Channel.ZEROMQ),
-    Rule(34, Refused, Sender.DAEMON, Channel.ZEROMQ),
-    Rule(35, Granted, Sender.DAEMON, Channel.ZEROMQ),
-    Rule(36, EpochStarted, Sender.DAEMON, Channel.ZEROMQ),
-    Rule(37, Announce, Sender.DAEMON, Channel.ZEROMQ),
-    Rule(38, BatchFailed, Sender.DAEMON, Channel.ZEROMQ),
-    Rule(39, BatchEmpty, Sender.DAEMON, Channel.ZEROMQ),
-    Rule(40, Unsubscribed, Sender.DAEMON, Channel.ZEROMQ),
-    Rule(41, Status, Sender.DAEMON, Channel.ZEROMQ),
-    Rule(42, EpochEnded, Sender.DAEMON, Channel.ZEROMQ),
-)

@@ -26,17 +26,15 @@ from loaderd_protocol.messages import (
     PROTOCOL_VERSION,
     ArenaAdded,
     Attach,
-    Channel,
     Done,
     Leave,
-    Message,
     Ping,
     Pong,
     Rejected,
     Release,
-    Sender,
     Welcome,
 )
+from loaderd_protocol.rules import Channel, Message, Sender
 from loaderd_server.arenas import Arena
 from loaderd_server.complaints import Complaints
 

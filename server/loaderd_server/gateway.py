@@ -16,18 +16,8 @@ import zmq
 from loaderd_protocol.address import Address
 from loaderd_protocol.codec import MAX_FRAME_BYTES, decode, encode
 from loaderd_protocol.errors import ProtocolError
-from loaderd_protocol.messages import (
-    AskStatus,
-    Channel,
-    Hello,
-    Message,
-    Ready,
-    Sender,
-    Start,
-    Status,
-    Subscribe,
-    Unsubscribe,
-)
+from loaderd_protocol.messages import AskStatus, Hello, Ready, Start, Status, Subscribe, Unsubscribe
+from loaderd_protocol.rules import Channel, Message, Sender
 from loaderd_server.complaints import Complaints
 
 #: Above all credits a trainer can have, with what else is said.

@@ -21,7 +21,6 @@ from loaderd_protocol.messages import (
     AskStatus,
     Attach,
     Hello,
-    Message,
     Ping,
     Pong,
     Refused,
@@ -33,6 +32,7 @@ from loaderd_protocol.messages import (
     Subscribed,
     Unsubscribe,
 )
+from loaderd_protocol.rules import Message
 
 CONFIG = """
 workers: {count: 1}

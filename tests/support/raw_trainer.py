@@ -17,15 +17,13 @@ from loaderd_protocol.messages import (
     PROTOCOL_VERSION,
     ArenaAdded,
     Attach,
-    Channel,
     Hello,
-    Message,
     Pong,
     Ready,
     Rejected,
-    Sender,
     Welcome,
 )
+from loaderd_protocol.rules import Channel, Message, Sender
 
 WAIT_S = 10.0
 

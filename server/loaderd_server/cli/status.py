@@ -11,16 +11,8 @@ import zmq
 from loaderd_protocol.address import Address, resolve
 from loaderd_protocol.codec import decode, encode
 from loaderd_protocol.errors import LoaderdError
-from loaderd_protocol.messages import (
-    PROTOCOL_VERSION,
-    AskStatus,
-    Attach,
-    Channel,
-    Hello,
-    Sender,
-    Status,
-    Welcome,
-)
+from loaderd_protocol.messages import PROTOCOL_VERSION, AskStatus, Attach, Hello, Status, Welcome
+from loaderd_protocol.rules import Channel, Sender
 from loaderd_server.cli.exit_codes import ExitCode
 from loaderd_server.cli.status_tables import show
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from loaderd_protocol.messages import Start, Subscribe, Where
+from loaderd_protocol.messages import (
+    MOST_EPOCH,
+    MOST_INTEGER,
+    MOST_WORLD_SIZE,
+    Start,
+    Subscribe,
+    Where,
+)
 from loaderd_server.core.credits import MOST_PREFETCH, VIEWS
 from loaderd_server.core.endless import Producer
 from loaderd_server.core.sequences import Cursor, Cut, Epoch, Sequence
 from loaderd_server.core.settings import Mode
 from loaderd_server.core.streams import Stream
 
-MOST_EPOCH = 2**31 - 1
-#: DistributedSampler pads an order to a multiple of it: a wrong one must not fill the memory.
-MOST_WORLD_SIZE = 65536
 _MOST_BATCH_SIZE = 2**20
-_MOST_SEED = 2**63 - 1
 #: How often the world size may change within one epoch.
 _MOST_DEALT = 64
 
@@ -118,8 +121,8 @@ def fault_of_sharing(asked: Subscribe, stream: Stream) -> str | None:
             f"seed is {asked.seed}, but stream {stream.name!r} is {mode.value}, where the stream's own "
             f"seed ({settings.seed}) counts; leave it out, or set mode: independent"
         )
-    if not -1 <= asked.seed <= _MOST_SEED:
-        return f"seed is {asked.seed}; it must be from 0 to {_MOST_SEED}"
+    if not -1 <= asked.seed <= MOST_INTEGER:
+        return f"seed is {asked.seed}; it must be from 0 to {MOST_INTEGER}"
     if not 0 <= asked.batch_size <= _MOST_BATCH_SIZE:
         return f"batch_size is {asked.batch_size}; it must be from 1 to {_MOST_BATCH_SIZE}"
     drops = cut_of(stream, asked).drop_last != settings.drop_last

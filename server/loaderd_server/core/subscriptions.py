@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_protocol.messages import (
+    MOST_EPOCH,
+    MOST_WORLD_SIZE,
     Done,
     Leave,
     Refused,
@@ -19,8 +21,6 @@ from loaderd_server.core.admission import Admission
 from loaderd_server.core.delivery import Delivery
 from loaderd_server.core.leases import MOST_CURSORS, Lease
 from loaderd_server.core.places import (
-    MOST_EPOCH,
-    MOST_WORLD_SIZE,
     cut_of,
     fault_of_cut,
     fault_of_sharing,

@@ -10,20 +10,16 @@ from hypothesis import strategies as st
 from loaderd_protocol.codec import decode, encode
 from loaderd_protocol.errors import ErrorCode, Failure, ProtocolError
 from loaderd_protocol.messages import (
-    RULES,
     Announce,
     Attach,
     BatchFailed,
-    Channel,
     FailedSample,
-    Message,
     Ping,
     Release,
-    Rule,
-    Sender,
     Subscribe,
     Welcome,
 )
+from loaderd_protocol.rules import RULES, Channel, Message, Rule, Sender
 
 ANNOUNCE = Announce(3, 1, 2, 5, 0, 7, 9, 4096, 8192, 64, b"layout", 8128, 12)
 

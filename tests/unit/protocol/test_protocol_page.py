@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from loaderd_protocol.errors import ErrorCode
-from loaderd_protocol.messages import PROTOCOL_VERSION, RULES
+from loaderd_protocol.messages import PROTOCOL_VERSION
+from loaderd_protocol.rules import RULES
 
 PAGE = (Path(__file__).parents[3] / "protocol" / "PROTOCOL.md").read_text()
 

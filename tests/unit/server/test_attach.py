@@ -12,16 +12,8 @@ import pytest
 
 from loaderd_protocol.address import Address
 from loaderd_protocol.codec import decode, encode
-from loaderd_protocol.messages import (
-    PROTOCOL_VERSION,
-    Attach,
-    Channel,
-    Done,
-    Leave,
-    Release,
-    Sender,
-    Welcome,
-)
+from loaderd_protocol.messages import PROTOCOL_VERSION, Attach, Done, Leave, Release, Welcome
+from loaderd_protocol.rules import Channel, Sender
 from loaderd_server.attach import AttachPoint, most_connections
 from loaderd_server.complaints import Complaints
 
