@@ -15,7 +15,7 @@ import torch
 
 import loaderd
 from loaderd_protocol.audits import READY, SeenBatch, encode_seen
-from loaderd_protocol.digests import Dense, Digester
+from loaderd_protocol.digests import Digester, tensors_of
 from loaderd_protocol.errors import BatchError, LoaderdError
 
 #: So many errors in one epoch say enough.
@@ -41,16 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
             for seen in _epoch(loader, epoch, digest):
                 _say(encode_seen(seen))
     return 0
-
-
-def dense_of(item: object) -> Dense | None:
-    """A tensor's bytes, whatever its dtype and strides."""
-    if not isinstance(item, torch.Tensor):
-        return None
-    # A clone, as contiguous() keeps odd strides where there is but one element.
-    plain = item.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    flat = plain.reshape(-1).view(torch.uint8).numpy()
-    return Dense(str(item.dtype).replace(".", " "), tuple(item.shape), flat)
 
 
 def _epoch(loader: Any, epoch: int, digest: Digest) -> Iterator[SeenBatch]:
@@ -90,7 +80,7 @@ def _told(error: Exception) -> str:
 
 
 def _digest_of(*, whole: bool) -> Digest:
-    digester = Digester(dense_of)
+    digester = Digester(tensors_of(torch))
     return (lambda batch: (digester.whole(batch),)) if whole else digester.rows
 
 

@@ -42,6 +42,10 @@ class EpochIterator(Iterator[Any]):
         self._loader = loader
         self._progress = Progress(place)
         self._is_queue = loader.described.mode == "queue"
+        #: Whether places are counted in samples: not where nobody knows how many are in a batch.
+        self._counts_samples = bool(
+            loader.described.batch_size and not loader.described.shards and not self._is_queue
+        )
         #: Batches are announced in order: the next one, and the one behind the last.
         self._expected = 0
         self._end: int | None = None
@@ -80,18 +84,15 @@ class EpochIterator(Iterator[Any]):
 
     def _slot_of(self, place: Place) -> int:
         """The stream's batch in which a place lies."""
-        made = self._loader.described.batch_size
         if self._is_queue:
             return 0
-        if not made or self._loader.described.shards:
+        if not self._counts_samples:
             return place.batches
-        return place.samples // made
+        return place.samples // self._loader.described.batch_size
 
     def _is_within_batch(self, place: Place) -> bool:
-        made = self._loader.described.batch_size
-        size = self._loader.cut_size or made
-        counts_samples = made and not self._is_queue and not self._loader.described.shards
-        return bool(counts_samples) and place.samples % size != 0
+        size = self._loader.cut_size or self._loader.described.batch_size
+        return self._counts_samples and place.samples % size != 0
 
     def _receive(self) -> Arrival | EpochStarted | EpochEnded | None:
         """What comes next; None where another daemon had to be found first."""
@@ -119,7 +120,7 @@ class EpochIterator(Iterator[Any]):
                 samples = -(-samples // size) * size
             progress.found(told.epoch, samples, samples // size if size else told.batch)
             self._loader.joined(told.epoch)
-        if self._is_queue or described.shards or not made:
+        if not self._counts_samples:
             self._loader.epoch_has(described.batches if self._is_queue else told.batches)
             return
         if progress.samples >= told.positions + (size or made):
@@ -186,8 +187,6 @@ class EpochIterator(Iterator[Any]):
     def _is_at_end(self) -> bool:
         if self._cutter is not None:
             return self._cutter.is_at_end
-        if self._is_queue and self._end is None:
-            return False
         return self._end is not None and (self._is_queue or self._expected >= self._end)
 
     def _take_in(self, arrival: Arrival) -> tuple[Any, bool]:
@@ -244,8 +243,7 @@ class EpochIterator(Iterator[Any]):
     def _given(self, arrival: Arrival, rows: int) -> None:
         """One of the stream's batches was given out, failed, or was passed over."""
         progress, described = self._progress, self._loader.described
-        is_counted = described.batch_size and not described.shards and not self._is_queue
-        if is_counted:
+        if self._counts_samples:
             end = (arrival.batch + 1) * described.batch_size
             progress.samples = min(end, self._positions)  # the last batch is shorter
         else:

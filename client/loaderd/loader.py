@@ -319,7 +319,7 @@ class Loader:
         if self._pid != os.getpid():
             self._attach()
 
-    def come_back(self, lost: Connection | None, error: LoaderdError) -> None:
+    def come_back(self, lost: Connection, error: LoaderdError) -> None:
         """The daemon at the end of ``lost`` is gone: attaches to the one that takes its place.
 
         Raises: ``error`` where that is not asked for, or none came in time; StateMismatch.
@@ -329,7 +329,7 @@ class Loader:
         with self._attaching:
             if self._closed:
                 raise error
-            if lost is None or lost is self._connection:
+            if lost is self._connection:
                 self._attach_again(error)
 
     def _attach_again(self, error: LoaderdError) -> None:

@@ -22,7 +22,7 @@ def write_state(place: Place, stream: Stream) -> dict[str, Any]:
     state: dict[str, Any] = {
         "version": STATE_VERSION,
         "stream": stream.name,
-        "order": json.loads(stream.order),
+        "order": stream.facts,
         "epoch": place.epoch,
         "samples": place.samples,
         "batches": place.batches,
@@ -50,18 +50,12 @@ class Stream:
         self, name: str, order: str, rank: int, world_size: int, *, cut_by_sampler: bool
     ) -> None:
         self.name = name
-        #: What fixes the order, as the daemon told it (JSON).
-        self.order = order
+        #: What fixes the order, by name; ``order`` is how the daemon told it (JSON).
+        self.facts: dict[str, Any] = json.loads(order)
         self.rank = rank
         self.world_size = world_size
         #: Whether batches, not samples, are dealt to ranks.
         self.cut_by_sampler = cut_by_sampler
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What fixes the order, by name."""
-        facts: dict[str, Any] = json.loads(self.order)
-        return facts
 
 
 def read_states(states: State | Sequence[State], stream: Stream) -> Place:

@@ -33,6 +33,23 @@ class Dense:
 DenseOf = Callable[[object], Dense | None]
 
 
+def tensors_of(torch: Any) -> DenseOf:
+    """What ``torch`` knows; the module is given, as the protocol itself needs no torch."""
+
+    def dense_of(item: object) -> Dense | None:
+        """A tensor's bytes, whatever its dtype and strides."""
+        if not isinstance(item, torch.Tensor):
+            return None
+        tensor: Any = item
+        # A clone, as contiguous() keeps odd strides where there is but one element.
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        plain = plain.clone(memory_format=torch.contiguous_format)
+        flat = plain.reshape(-1).view(torch.uint8).numpy()
+        return Dense(str(tensor.dtype).replace(".", " "), tuple(tensor.shape), flat)
+
+    return dense_of
+
+
 class Digester:
     """Walks batches; ``dense_of`` turns this side's tensors into bytes."""
 

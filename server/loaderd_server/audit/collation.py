@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from loaderd_protocol.digests import Dense
-
 
 def collate(samples: Sequence[Any]) -> Any:
     """A batch by torch's rules and by what loaderd knows beyond them: None, dataclasses, any strides."""
@@ -29,16 +27,6 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, Sequence):
         return [collate(column) for column in zip(*samples, strict=True)]
     return default_collate(list(samples))
-
-
-def dense_of(item: object) -> Dense | None:
-    """A tensor's bytes, whatever its dtype and strides."""
-    if not isinstance(item, torch.Tensor):
-        return None
-    # A clone, as contiguous() keeps odd strides where there is but one element.
-    plain = item.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    flat = plain.reshape(-1).view(torch.uint8).numpy()
-    return Dense(str(item.dtype).replace(".", " "), tuple(item.shape), flat)
 
 
 def _native(array: Any) -> Any:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DistributedSampler, default_collate
 
-from loaderd_protocol.digests import Digester
-from loaderd_server.audit.collation import collate, dense_of
+from loaderd_protocol.digests import Digester, tensors_of
+from loaderd_server.audit.collation import collate
 from loaderd_server.audit.expected import (
     EpochReference,
     ReferenceBatch,
@@ -65,7 +66,7 @@ class Reference:
         self._fetcher = Fetcher(dataset, transforms, self._keys, "the auditor", lambda _row: None)
         self._makes_whole = hasattr(dataset, "batch_load")
         self._collate = user_collate(self._plan, dataset)
-        self._digester = Digester(dense_of)
+        self._digester = Digester(tensors_of(torch))
         self._policy = self._plan.on_error
 
     @property

@@ -88,7 +88,7 @@ class Delivery:
             self._turn.do(Tell(cursor.lease, message))
             self.leave(cursor, done=0)
         elif producer.is_gone(cursor.position, epoch.entries):
-            self.fell_out(cursor, out_of_window(epoch, cursor.position, producer).text)
+            self.fell_out(cursor, out_of_window(epoch, cursor.position, producer))
 
     def _hand_out(self, epoch: Epoch, line: Line) -> None:
         """Gives what is made of a queue to those with the fewest in hand."""

@@ -88,9 +88,13 @@ class Producer:
         """The first unit of a shard that lies at or behind a batch."""
         return max(0, -(-(batch - shard) // len(self.shards)))
 
+    def number_of_shard(self, batch: int) -> int:
+        """The number of the shard that a batch comes from."""
+        return batch % len(self.shards)
+
     def shard_of(self, batch: int) -> Shard:
         """The shard that a batch comes from."""
-        return self.shards[batch % len(self.shards)]
+        return self.shards[self.number_of_shard(batch)]
 
     def unit_of(self, batch: int) -> int:
         """Which of its shard's batches it is."""
@@ -122,9 +126,9 @@ class Producer:
             batch += 1
         return batch
 
-    def ended(self, shard: int, units: int) -> None:
-        """A shard has no more than so many units."""
-        self.shards[shard].units = units
+    def ended(self, batch: int, units: int) -> None:
+        """The shard of a batch has no more than so many units."""
+        self.shard_of(batch).units = units
         known = [shard.units for shard in self.shards]
         if any(units is None for units in known):
             return

@@ -90,7 +90,11 @@ class Core:
                 self._large,
             ),
         )
-        self._routes: dict[type, Callable[[Any], None]] = {
+        self._routes = self._event_routes()
+        self._said = self._message_routes()
+
+    def _event_routes(self) -> dict[type, Callable[[Any], None]]:
+        return {
             TrainerSaid: self._trainer_said,
             WorkerAnswered: self._worker_answered,
             LeaseBegan: self._lease_began,
@@ -105,7 +109,9 @@ class Core:
             StreamsChanged: self._reloading.streams_changed,
             TimerFired: self._timer_fired,
         }
-        self._said: dict[type, Callable[[Lease, Any], None]] = {
+
+    def _message_routes(self) -> dict[type, Callable[[Lease, Any], None]]:
+        return {
             Release: self._subscriptions.release,
             Done: self._subscriptions.done,
             Leave: self._subscriptions.leave,

@@ -211,7 +211,7 @@ class Maker:
     def iterator_over(self, job: UnitJob, producer: Producer, units: int) -> None:
         """There is no such batch: its shard has ended."""
         self._give_slot_back(job)
-        producer.ended(job.batch % len(producer.shards), units)
+        producer.ended(job.batch, units)
         job.epoch.forget(job.batch)
         self._delivery.look_again(job.epoch)
 

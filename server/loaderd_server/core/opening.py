@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import numpy as np
+from functools import partial
 
 from loaderd_protocol.arena import page_align
 from loaderd_protocol.errors import ErrorCode, Failure
@@ -15,7 +14,7 @@ from loaderd_server.core.dispatcher import Dispatcher
 from loaderd_server.core.jobs import AnyWorker, WorkerLoss
 from loaderd_server.core.lagging import Window
 from loaderd_server.core.ordering import OrderDesk
-from loaderd_server.core.orders import Cutting, Order, RankOrder
+from loaderd_server.core.orders import RankOrder
 from loaderd_server.core.settings import ErrorPolicy, Lag, Mode
 from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.tasks import (
@@ -35,20 +34,25 @@ _PREFETCH = 2
 #: Room for batches a little larger than the measured one: longer strings, say.
 _MOST_HEADROOM_BYTES = 64 * 1024
 _MOST_DEATHS = 2
-_NO_ORDER = Order(np.empty(0, np.int64), None, None)
 
 
 class MeasureJob(AnyWorker):
-    """The first batch of a stream, made on the heap to learn its size."""
+    """The first batch of a stream, made on the heap to learn its size; ``task_of`` numbers its task."""
 
-    def __init__(self, opening: Opening, stream: Stream, view: RankOrder, due: int) -> None:
+    def __init__(
+        self,
+        opening: Opening,
+        stream: Stream,
+        task_of: Callable[[int], MeasureTask | MeasureIterateTask],
+        due: int,
+    ) -> None:
         self.opening = opening
         self.stream = stream
-        self.view = view
         self.dataset = stream.settings.dataset
         self.due = due
         self.alone = False
         self.deaths = 0
+        self._task_of = task_of
 
     def __str__(self) -> str:
         return f"measure the first batch of {self.stream.name}"
@@ -60,11 +64,7 @@ class MeasureJob(AnyWorker):
 
     def task(self, number: int) -> MeasureTask | MeasureIterateTask:
         """See Job."""
-        settings = self.stream.settings
-        batch = next(b for b in range(self.view.batches) if len(self.view.positions(b)))
-        address = BatchAddress(self.stream.name, settings.seed, 0, batch, 0, 1)
-        samples = self.view.samples(self.view.positions(batch))
-        return MeasureTask(number, self.dataset, address, *samples)
+        return self._task_of(number)
 
     def answered(self, result: Result) -> None:
         """See Job."""
@@ -86,21 +86,22 @@ class MeasureJob(AnyWorker):
         self.opening.close(self.stream, Failure(ErrorCode.STREAM_ENDED, -1, "", text))
 
 
-class MeasureUnitJob(MeasureJob):
-    """The first batch of an iterable dataset, made on the heap to learn its size."""
+def _in_order(stream: Stream, view: RankOrder, number: int) -> MeasureTask:
+    """The first batch of an order that has a sample."""
+    settings = stream.settings
+    batch = next(b for b in range(view.batches) if len(view.positions(b)))
+    address = BatchAddress(stream.name, settings.seed, 0, batch, 0, 1)
+    return MeasureTask(number, settings.dataset, address, *view.samples(view.positions(batch)))
 
-    def __init__(self, opening: Opening, stream: Stream, due: int) -> None:
-        nothing = RankOrder(_NO_ORDER, Cutting(1, drop_last=False), 0, 1)
-        super().__init__(opening, stream, nothing, due)
 
-    def task(self, number: int) -> MeasureIterateTask:
-        """See Job."""
-        settings = self.stream.settings
-        address = BatchAddress(self.stream.name, settings.seed, 0, 0, 0, 1)
-        return MeasureIterateTask(
-            number, self.dataset, address, 0, settings.shards, settings.batch_size or 1,
-            settings.drop_last,
-        )  # fmt: skip
+def _iterated(stream: Stream, number: int) -> MeasureIterateTask:
+    """The first batch of an iterable dataset."""
+    settings = stream.settings
+    address = BatchAddress(stream.name, settings.seed, 0, 0, 0, 1)
+    return MeasureIterateTask(
+        number, settings.dataset, address, 0, settings.shards, settings.batch_size or 1,
+        settings.drop_last,
+    )  # fmt: skip
 
 
 def _fault_of_iterable(stream: Stream) -> str | None:
@@ -175,7 +176,7 @@ class Opening:
             self._allocate(stream, stream.slot_bytes)
             return
         stream.phase = Phase.MEASURING
-        self.submit_measure(MeasureUnitJob(self, stream, self._turn.tick))
+        self.submit_measure(MeasureJob(self, stream, partial(_iterated, stream), self._turn.tick))
 
     def order_made(self, stream: Stream, failure: Failure | None) -> None:
         """The first order is there, or will never be."""
@@ -187,9 +188,11 @@ class Opening:
             self._allocate(stream, stream.slot_bytes or _UNMEASURED_SLOT_BYTES)
             return
         stream.phase = Phase.MEASURING
-        self.submit_measure(MeasureJob(self, stream, view, self._turn.tick))
+        self.submit_measure(
+            MeasureJob(self, stream, partial(_in_order, stream, view), self._turn.tick)
+        )
 
-    def submit_measure(self, job: MeasureJob | MeasureUnitJob) -> None:
+    def submit_measure(self, job: MeasureJob) -> None:
         """Gives the measuring to a worker."""
         self._dispatcher.submit(job)
 

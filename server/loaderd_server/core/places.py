@@ -125,12 +125,12 @@ def fault_of_sharing(asked: Subscribe, stream: Stream) -> str | None:
         return f"seed is {asked.seed}; it must be from 0 to {MOST_INTEGER}"
     if not 0 <= asked.batch_size <= _MOST_BATCH_SIZE:
         return f"batch_size is {asked.batch_size}; it must be from 1 to {_MOST_BATCH_SIZE}"
-    drops = cut_of(stream, asked).drop_last != settings.drop_last
-    if mode is Mode.QUEUE and drops:
+    cut = cut_of(stream, asked)
+    if mode is Mode.QUEUE and cut.drop_last != settings.drop_last:
         return (
             f"drop_last is {bool(asked.drop_last)}, but a queue's trainers share one: the stream's"
         )
-    return fault_of_cut(stream, cut_of(stream, asked))
+    return fault_of_cut(stream, cut)
 
 
 def fault_of_cut(stream: Stream, cut: Cut) -> str | None:

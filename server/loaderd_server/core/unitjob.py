@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.batchjob import BatchJob
 from loaderd_server.core.endless import Producer
 from loaderd_server.core.failures import deadly_iterator
@@ -31,13 +30,15 @@ _MOST_DEATHS = 3
 class UnitJob(BatchJob):
     """As BatchJob, but that its samples are whatever the iterator gives next."""
 
-    __slots__ = ("_producer",)
+    __slots__ = ("_producer", "_shard", "_unit")
 
     def __init__(
         self, maker: Maker, stream: Stream, epoch: Epoch, batch: int, producer: Producer
     ) -> None:
         super().__init__(maker, stream, epoch, batch)
         self._producer = producer
+        self._shard = producer.shard_of(batch)
+        self._unit = producer.unit_of(batch)
 
     @property
     def is_wanted(self) -> bool:
@@ -47,47 +48,40 @@ class UnitJob(BatchJob):
     @property
     def only_worker(self) -> int | None:
         """See Job."""
-        return self._producer.shard_of(self.batch).worker
+        return self._shard.worker
 
     @property
     def is_unlimited(self) -> bool:
         """See Job: an iterator that must be gone through takes as long as it does, while trainers wait."""
-        shard, unit = self._producer.shard_of(self.batch), self._producer.unit_of(self.batch)
-        return shard.at not in (unit, unit + 1) and bool(self.epoch.cursors)
+        return self._shard.at not in (self._unit, self._unit + 1) and bool(self.epoch.cursors)
 
     def given_to(self, worker: int) -> None:
         """See Job."""
-        shard = self._producer.shard_of(self.batch)
-        if shard.worker != worker:
-            shard.worker, shard.at = worker, shard.state_unit
+        if self._shard.worker != worker:
+            self._shard.worker, self._shard.at = worker, self._shard.state_unit
 
     def task(self, number: int) -> BatchTask | ProbeTask | IterateTask:
         """The unit, with the nearest state that is known before it."""
         assert self.slot is not None
-        producer, settings = self._producer, self.stream.settings
-        sequence = self.epoch.sequence
-        shard, unit = producer.shard_of(self.batch), producer.unit_of(self.batch)
-        has_state = bool(shard.state) and shard.state_unit <= unit
+        settings, sequence, shard = self.stream.settings, self.epoch.sequence, self._shard
+        has_state = bool(shard.state) and shard.state_unit <= self._unit
         return IterateTask(
             number,
             self.dataset,
-            BatchAddress(
-                self.stream.name, sequence.seed, self.epoch.number, self.batch, 0, 1
-            ),
-            self.batch % len(producer.shards),
-            len(producer.shards),
-            unit,
+            BatchAddress(self.stream.name, sequence.seed, self.epoch.number, self.batch, 0, 1),
+            self._producer.number_of_shard(self.batch),
+            len(self._producer.shards),
+            self._unit,
             settings.batch_size or 1,
             settings.drop_last,
             self.slot.place,
             shard.state if has_state else b"",
             shard.state_unit if has_state else 0,
-        )  # fmt: skip
+        )
 
     def answered(self, result: Result) -> None:
         """See Job."""
-        shard, unit = self._producer.shard_of(self.batch), self._producer.unit_of(self.batch)
-        shard.at = unit + 1
+        self._shard.at = self._unit + 1
         if self.stream.phase is not Phase.CLOSED and isinstance(result, IteratorOver):
             self.maker.iterator_over(self, self._producer, result.units)
             return
@@ -97,7 +91,7 @@ class UnitJob(BatchJob):
 
     def worker_lost(self, loss: WorkerLoss) -> None:
         """See Job."""
-        self._producer.shard_of(self.batch).worker = None
+        self._shard.worker = None
         if self.stream.phase is Phase.CLOSED:
             self.maker.drop(self)
             return
@@ -108,25 +102,20 @@ class UnitJob(BatchJob):
         self.deaths += 1
         if loss.timed_out or self.deaths >= _MOST_DEATHS:
             # Another iterator would end its worker at the same place, before any later batch.
-            shard, unit = (
-                self.batch % len(self._producer.shards),
-                self._producer.unit_of(self.batch),
-            )
-            self._producer.ended(shard, unit + 1)
+            self._producer.ended(self.batch, self._unit + 1)
             self.maker.fail(self, deadly_iterator(self.batch, self.deaths, loss))
         else:
             self.maker.submit(self)
 
 
-def out_of_window(epoch: Epoch, batch: int, producer: Producer) -> Failure:
+def out_of_window(epoch: Epoch, batch: int, producer: Producer) -> str:
     """Why a trainer cannot be served from this batch of an iterable dataset on."""
     stream = epoch.sequence.stream
     kept = sorted(epoch.entries)
     first = kept[0] if kept else producer.next
-    text = (
+    return (
         f"batch {batch} of epoch {epoch.number} of stream {stream.name!r} cannot be had any more: its "
         f"dataset is iterable, so that batches are made once, and other trainers are at batch {first} "
         f"and later. Connect with start='live', or wait for the next epoch; a larger "
         f"streams.{stream.name}.window keeps more of them"
     )
-    return Failure(ErrorCode.REFUSED, -1, "", text)

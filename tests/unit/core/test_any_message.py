@@ -78,6 +78,16 @@ def _read_epoch(bench: Bench, lease: int, epoch: int) -> list[int]:
     return [announce.batch for announce in bench.messages(lease, Announce)]
 
 
+def _say_all(bench: Bench, saids: list[object]) -> None:
+    """A trainer that subscribes, says all that, and leaves."""
+    lease = 100
+    bench.event(LeaseBegan(lease))
+    bench.say(lease, Subscribe(0, "s0", 0, 1, 2, 0))
+    for said in saids:
+        lease = _do(bench, lease, said)
+    bench.leave(lease)
+
+
 @pytest.mark.parametrize("lag", list(Lag))
 @pytest.mark.parametrize("mode", list(Mode))
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -87,12 +97,7 @@ def test_whatever_a_trainer_says_others_are_served(
 ) -> None:
     bench = Bench(settings_of(mode=mode, sharing=Sharing(lag, window=3)), length=40)
     bench.makes_batches = True
-    lease = 100
-    bench.event(LeaseBegan(lease))
-    bench.say(lease, Subscribe(0, "s0", 0, 1, 2, 0))
-    for said in saids:
-        lease = _do(bench, lease, said)
-    bench.leave(lease)
+    _say_all(bench, saids)
     assert _read_epoch(bench, 1, 9) == list(range(10))
     assert bench.core.status().streams[0].slots_held == 0
 
@@ -104,11 +109,6 @@ def test_of_an_iterable_dataset_too(saids: list[object]) -> None:
     bench.makes_batches = True
     bench.units = 4
     bench.event(DatasetReady("d0", None, is_iterable=True))
-    lease = 100
-    bench.event(LeaseBegan(lease))
-    bench.say(lease, Subscribe(0, "s0", 0, 1, 2, 0))
-    for said in saids:
-        lease = _do(bench, lease, said)
-    bench.leave(lease)
+    _say_all(bench, saids)
     assert _read_epoch(bench, 1, 9) == list(range(8))
     assert bench.messages(1, EpochEnded)

@@ -30,6 +30,12 @@ def _take(bench: Bench, lease: int, count: int) -> None:
         bench.say(lease, Done(0, announce.iteration, bench.released[lease]))
 
 
+def _take_all(bench: Bench, lease: int) -> None:
+    """The trainer works on until it is told of the end."""
+    while not bench.messages(lease, EpochEnded):
+        _take(bench, lease, 1)
+
+
 def test_no_batch_goes_to_two_trainers_and_none_to_nobody() -> None:
     bench = _bench()
     draws = random.Random(3)
@@ -49,8 +55,7 @@ def test_what_the_dead_was_not_done_with_goes_to_another() -> None:
     _take(bench, 1, 2)
     bench.leave(1)
     bench.trainer(2)
-    while not bench.messages(2, EpochEnded):
-        _take(bench, 2, 1)
+    _take_all(bench, 2)
     assert _batches(bench, 2) == list(range(2, 20))
     assert bench.core.status().streams[0].batches_redelivered == 4
 
@@ -61,8 +66,7 @@ def test_without_redelivery_it_is_lost_and_counted_and_the_epoch_ends() -> None:
     _take(bench, 1, 2)
     bench.leave(1)
     bench.trainer(2)
-    while not bench.messages(2, EpochEnded):
-        _take(bench, 2, 1)
+    _take_all(bench, 2)
     assert _batches(bench, 2) == list(range(6, 20))
     assert bench.core.status().streams[0].batches_lost == 4
 
@@ -75,8 +79,7 @@ def test_who_leaves_in_order_gives_back_what_it_was_not_given_out(redeliver: boo
     # It has the third in hand, and says so; the Done of the second may be under way.
     bench.say(1, Leave((), (Done(0, 1, 3),)))  # type: ignore[arg-type]
     bench.trainer(2)
-    while not bench.messages(2, EpochEnded):
-        _take(bench, 2, 1)
+    _take_all(bench, 2)
     assert _batches(bench, 2) == list(range(3, 20))
 
 
@@ -117,8 +120,7 @@ def test_batches_done_before_the_daemon_was_there_are_not_given_again() -> None:
     bench.trainer(1, start=None)
     bench.say(1, Start(0, 1, 0, 0, done=(0, 7, 9, 12, 500, 900)))
     assert _batches(bench, 1)[:2] == [7, 8]
-    while not bench.messages(1, EpochEnded):
-        _take(bench, 1, 1)
+    _take_all(bench, 1)
     assert _batches(bench, 1) == [7, 8, *range(12, 20)]
 
 

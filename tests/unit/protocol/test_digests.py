@@ -11,12 +11,10 @@ import pytest
 import torch
 from tests.support.case_datasets import Loose, Opaque, Pair, Point, leaves, traps
 
-from loaderd.audit_trainer import dense_of as of_trainer
-from loaderd_protocol.digests import Digester
+from loaderd_protocol.digests import Digester, tensors_of
 from loaderd_server.audit.collation import collate
-from loaderd_server.audit.collation import dense_of as of_reference
 
-TRAINER, REFERENCE = Digester(of_trainer), Digester(of_reference)
+TRAINER, REFERENCE = Digester(tensors_of(torch)), Digester(tensors_of(torch))
 
 
 @dataclasses.dataclass
