@@ -95,6 +95,11 @@ class Epoch:
         )
         self.samples_made = 0
 
+    def let_go(self) -> None:
+        """Nobody comes to it any more: what refers back to it must not wait for the collector."""
+        self.entries.clear()
+        self.line = None
+
     @property
     def is_ordered(self) -> bool:
         """Whether each trainer reads it from its own place on."""

@@ -151,9 +151,7 @@ class Stream:
         ]
         for key, epoch in idle[: max(0, len(idle) - keep)]:
             self._free_slots(epoch)
-            epoch.line = (
-                None  # it refers back: the order's descriptor must not wait for the collector
-            )
+            epoch.let_go()
             del sequence.epochs[key]
 
     def _free_slots(self, epoch: Epoch) -> None:
@@ -165,8 +163,7 @@ class Stream:
         """Forgets orders and epochs: their memory is free now, not when cycles are collected."""
         for sequence in self.sequences.values():
             for epoch in sequence.epochs.values():
-                epoch.entries.clear()
-                epoch.line = None
+                epoch.let_go()
             sequence.epochs.clear()
         self.sequences.clear()
         self.orders.ready.clear()
