@@ -16,7 +16,7 @@ from loaderd_protocol.messages import (
     Subscribed,
     Unsubscribed,
 )
-from loaderd_server.core.tasks import Task
+from loaderd_server.core.tasks import Indices, Task
 
 Outgoing = (
     Subscribed | Refused | Granted | EpochStarted | Announce | BatchFailed | BatchEmpty
@@ -92,6 +92,60 @@ class DropArena:
 
 
 @dataclass(frozen=True, slots=True)
+class MakeCache:
+    """Make a dataset's cache arena: ``size_bytes`` of addresses, and no memory yet (a sparse memfd).
+
+    Its workers have it mapped before any task that names an offset in it.
+    """
+
+    dataset: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCache:
+    """Give this range of a cache arena memory, checked and faulted in; CacheCommitted or CacheRefused."""
+
+    dataset: str
+    offset: int
+    size_bytes: int
+    #: Why, for the log.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PunchCache:
+    """Give the memory of this range of a cache arena back; CachePunched tells when it is."""
+
+    dataset: str
+    offset: int
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropCache:
+    """The dataset is gone, and nobody reads or writes its cache: its memory is given back."""
+
+    dataset: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Where a worker is to write the samples that it offered with ``task``; answered by WorkerKept.
+
+    ``rows`` are all rows that it offered; ``memory`` and ``disk`` (None: no disk tier) say where each
+    goes, NOWHERE for let go. No task: it takes no place in the worker's hands.
+    """
+
+    worker: int
+    task: int
+    rows: Indices
+    memory: Indices
+    disk: Indices | None
+
+
+@dataclass(frozen=True, slots=True)
 class StreamOpened:
     """The stream's slots exist: trainers are served from now on. Said once a stream."""
 
@@ -125,5 +179,5 @@ class Log:
 
 Action = (
     Tell | StartWorker | StopWorker | KillWorker | Assign | MakeArena | DropArena
-    | StreamOpened | StreamClosed | WakeAt | Log
+    | MakeCache | CommitCache | PunchCache | DropCache | Keep | StreamOpened | StreamClosed | WakeAt | Log
 )  # fmt: skip

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from loaderd_protocol.errors import Failure
 from loaderd_protocol.messages import Done, Leave, Release, Start, Subscribe, Unsubscribe
-from loaderd_server.core.settings import StreamSettings
-from loaderd_server.core.tasks import Result
+from loaderd_server.core.settings import CacheSettings, StreamSettings
+from loaderd_server.core.tasks import Indices, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,12 @@ class DatasetReady:
     forks_locks: bool = False
     #: It makes its batches by rules of its own, so that nobody else can cut them.
     own_collate: bool = False
+    #: What it says of being cached; None where it says nothing.
+    cacheable: bool | None = None
+    #: Why its samples cannot be cached whatever it says; "" where they can.
+    uncacheable: str = ""
+    #: It takes hints of what is coming (``will_need``).
+    reads_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,80 @@ class ArenaRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheCommitted:
+    """The range asked for by CommitCache has memory."""
+
+    dataset: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRefused:
+    """There is no memory for it; ``text`` says needed, available and which setting."""
+
+    dataset: str
+    offset: int
+    size_bytes: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachePunched:
+    """The range asked for by PunchCache has no memory any more."""
+
+    dataset: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKept:
+    """A worker has written what Keep of ``task`` said.
+
+    ``failed`` and ``disk_failed``: rows that it could not write to memory (it had let them go), and to
+    disk; ``text`` says why, for the log.
+    """
+
+    worker: int
+    task: int
+    failed: tuple[int, ...] = ()
+    disk_failed: tuple[int, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRead:
+    """How much memory the machine has left, looked at every second or so while a cache can change.
+
+    ``available_bytes``: what may still be taken, after the reserve. ``pressure``: share of the time (0 to
+    1) in which some task waited for memory, over the last 10 s (PSI); 0 where the kernel does not say.
+    """
+
+    available_bytes: int
+    pressure: float
+    #: What the least of the limits is, in words.
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTierReady:
+    """What a dataset's disk tier has from before: one row each, ``sizes`` in bytes of the record."""
+
+    dataset: str
+    indices: Indices
+    offsets: Indices
+    sizes: Indices
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTierLost:
+    """A dataset's disk tier cannot be used; the shell has told why."""
+
+    dataset: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamsChanged:
     """The configuration was read again.
 
@@ -125,6 +205,8 @@ class StreamsChanged:
     removed: tuple[str, ...]
     added: tuple[StreamSettings, ...]
     datasets_gone: tuple[str, ...] = ()
+    #: Caches of datasets that are new.
+    caches: tuple[CacheSettings, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,5 +217,6 @@ class TimerFired:
 Event = (
     LeaseBegan | LeaseEnded | TrainerSaid | DatasetReady | DatasetFailed | DatasetLost
     | WorkerStarted | WorkerEnded | WorkerAnswered | ArenaReady | ArenaRefused | StreamsChanged
-    | TimerFired
+    | CacheCommitted | CacheRefused | CachePunched | WorkerKept | MemoryRead | DiskTierReady
+    | DiskTierLost | TimerFired
 )  # fmt: skip

@@ -101,6 +101,36 @@ class WorkerSettings:
     depth: int = 2
 
 
+class Policy(Enum):
+    """Which samples a full cache keeps."""
+
+    #: Those that are used again soonest, by the orders of all trainers.
+    CLAIRVOYANT = "clairvoyant"
+    #: Those that came first.
+    PIN = "pin"
+    #: Those that were used last.
+    LRU = "lru"
+    #: Those that were used most often.
+    LFU = "lfu"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The sample cache of a dataset. A dataset without has none."""
+
+    dataset: str
+    policy: Policy
+    #: Memory that it always has, and the most that it may grow to.
+    least_bytes: int
+    most_bytes: int
+    #: The configuration asks for it by name: a dataset that cannot be cached is then an error.
+    is_demanded: bool = True
+    #: Filled in the background before trainers ask.
+    warms: bool = False
+    #: Bytes of its disk tier; 0 for none.
+    disk_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
     """Everything the core is built from."""
@@ -109,3 +139,4 @@ class CoreSettings:
     streams: tuple[StreamSettings, ...]
     #: For texts of errors and for sizing slots; the shell decides whether an arena may be made.
     memory_bytes: int
+    caches: tuple[CacheSettings, ...] = ()

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from loaderd_protocol.errors import Failure
 
 Indices = npt.NDArray[np.int64]
+#: No place: a row that is not in the cache, or is not to be kept.
+NOWHERE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,32 @@ class BatchAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class Cached:
+    """What the cache has of a task's rows, one number a row, and what it would like to have.
+
+    ``memory``: byte offset of the row's record in the dataset's cache arena, or NOWHERE.
+    ``disk``: the same in its disk tier; None where it has none.
+    ``offer``: rows (ascending) whose samples, once loaded, the worker holds ready for Keep.
+    """
+
+    memory: Indices
+    disk: Indices | None
+    offer: Indices
+
+
+@dataclass(frozen=True, slots=True)
 class OrderTask:
-    """Make the order of an epoch, before it is cut into ranks."""
+    """Make the order of an epoch, before it is cut into ranks.
+
+    ``inverts``: with its inverse, for a cache that asks when a sample is used next.
+    """
 
     task: int
     dataset: str
     stream: str
     seed: int
     epoch: int
+    inverts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +80,8 @@ class BatchTask:
     """Make a batch of these samples, in this order, in this place.
 
     ``occurrences`` (None: all 0) tells apart the draws of one index in one epoch's order.
+    ``cached`` is None where the dataset has no cache. ``coming``: indices, ascending, that are likely
+    to be loaded soon, for a dataset that reads ahead (``will_need``).
     """
 
     task: int
@@ -68,6 +90,8 @@ class BatchTask:
     indices: Indices
     occurrences: Indices | None
     place: Place
+    cached: Cached | None = None
+    coming: Indices | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +140,37 @@ class MeasureIterateTask:
     drop_last: bool
 
 
-Task = OrderTask | MeasureTask | BatchTask | ProbeTask | IterateTask | MeasureIterateTask
+@dataclass(frozen=True, slots=True)
+class CheckTask:
+    """Load these samples twice, under the keys of two epochs: may they be cached?"""
+
+    task: int
+    dataset: str
+    indices: Indices
+
+
+@dataclass(frozen=True, slots=True)
+class FillTask:
+    """Load these samples and hold them ready for Keep, for nobody but the cache."""
+
+    task: int
+    dataset: str
+    indices: Indices
+    coming: Indices | None = None
+
+
+Task = (
+    OrderTask | MeasureTask | BatchTask | ProbeTask | IterateTask | MeasureIterateTask | CheckTask
+    | FillTask
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """Samples that a worker holds ready to be kept: rows of its task, and the bytes of each record."""
+
+    rows: Indices
+    sizes: Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +187,15 @@ class OrderDone:
 
     ``occurrences[i]`` counts how often ``indices[i]`` was drawn before in this order (None: never).
     ``cuts`` (None: cut by batch_size) are the m + 1 bounds of m batches, from 0 to len(indices).
+    ``inverse`` (None: not asked for): where ``occurrences`` is None, the int32 position of every dataset
+    index in the order, -1 for those not in it; else the sorted int64 keys ``index << 32 | position``.
     """
 
     task: int
     indices: Indices
     occurrences: Indices | None
     cuts: Indices | None
+    inverse: npt.NDArray[np.int32] | Indices | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +213,9 @@ class BatchDone:
     ``skipped``: rows of the task left out (only for streams with ``on_error: skip``).
     ``load_s``, ``transform_s``, ``collate_s``: where the time went.
     ``state``: an iterable dataset's own, right after this batch; b"" where it has none.
+    ``hits`` and ``disk_hits``: rows whose sample came from the cache's memory, and from its disk tier.
+    ``unread``: rows whose record was not what it should have been; their samples were loaded instead.
+    ``offers``: None where none were asked for.
     """
 
     task: int
@@ -169,6 +229,10 @@ class BatchDone:
     transform_s: float = 0.0
     collate_s: float = 0.0
     state: bytes = b""
+    hits: int = 0
+    disk_hits: int = 0
+    unread: tuple[int, ...] = ()
+    offers: Offers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,4 +269,30 @@ class TaskFailed:
     failures: tuple[RowFailure, ...]
 
 
-Result = OrderDone | MeasureDone | BatchDone | BatchTooLarge | ProbeDone | TaskFailed | IteratorOver
+@dataclass(frozen=True, slots=True)
+class CheckDone:
+    """Whether the dataset's samples may be cached. ``fault`` says why not, and what to do; "" if they may.
+
+    ``record_bytes``: the largest record among those loaded; 0 where none could be loaded.
+    ``load_s``: seconds that one load takes, in the mean.
+    """
+
+    task: int
+    fault: str
+    record_bytes: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FillDone:
+    """The samples that could be loaded are ready to be kept; those that fail are left to batches."""
+
+    task: int
+    offers: Offers
+    load_s: float
+
+
+Result = (
+    OrderDone | MeasureDone | BatchDone | BatchTooLarge | ProbeDone | TaskFailed | IteratorOver
+    | CheckDone | FillDone
+)  # fmt: skip
