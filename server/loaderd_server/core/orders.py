@@ -5,18 +5,48 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from loaderd_protocol.messages import Dealt
 from loaderd_server.core.tasks import Indices
 
+_POSITION_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """At which position of an order a sample stands: ``of`` as OrderDone has it."""
+
+    of: npt.NDArray[np.int32] | Indices
+    #: A sample may stand in the order more than once: ``of`` are sorted keys.
+    repeats: bool
+
+    def positions(self, samples: Indices, first: int) -> Indices:
+        """The position of each sample, the next from ``first`` on where it stands there more than once.
+
+        Below ``first``, or -1, where there is none.
+        """
+        if not self.repeats:
+            return self.of[samples].astype(np.int64)
+        if not len(self.of):
+            return np.full(len(samples), -1, np.int64)
+        at = np.searchsorted(self.of, (samples << _POSITION_BITS) + first)
+        keys = self.of[np.minimum(at, len(self.of) - 1)]
+        is_there = (keys >> _POSITION_BITS == samples) & (at < len(self.of))
+        return np.where(is_there, keys & ((1 << _POSITION_BITS) - 1), -1)
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An epoch's order as a worker made it, before it is cut into ranks (see OrderDone)."""
+    """An epoch's order as a worker made it, before it is cut into ranks (see OrderDone).
+
+    ``inverse`` is None where nobody asks it, or where it has indices that the dataset has not.
+    """
 
     indices: Indices
     occurrences: Indices | None
     cuts: Indices | None
+    inverse: Inverse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +79,9 @@ class RankOrder:
     ``dealt``: parts of the epoch that earlier world sizes had; this is then the rank's share of the rest.
     """
 
-    __slots__ = ("_batch_size", "_cuts", "batches", "indices", "length", "occurrences")
+    __slots__ = (
+        "_batch_size", "_cuts", "batches", "indices", "inverse", "length", "occurrences",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -69,6 +101,9 @@ class RankOrder:
             self.indices = order.indices[share]
             self.occurrences = None if order.occurrences is None else order.occurrences[share]
         self.length = len(self.indices)
+        #: Of the order; None where the rank's share of it is no arithmetic.
+        is_plain = not dealt and (order.cuts is None or world_size == 1)
+        self.inverse = order.inverse if is_plain else None
         #: With the last one, however short; who wants no short one ends before it (``end``).
         self.batches = self.end(0, drop_last=False)
 

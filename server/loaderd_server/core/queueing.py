@@ -51,6 +51,13 @@ class Line:
         entries = self._epoch.entries
         return next((b for b in self.waiting(self._credits()) if b not in entries), None)
 
+    def front(self) -> int:
+        """The first batch that nobody has and that has no entry; the number of batches where there is none."""
+        batch = self._find(self._head)
+        while batch in self._epoch.entries:
+            batch = self._find(batch + 1)
+        return batch
+
     def missing(self) -> int:
         """How many batches trainers have credits for and that have no entry."""
         entries = self._epoch.entries
