@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loaderd_protocol.errors import ErrorCode, Failure
+from loaderd_server.core.comingsamples import NO_SAMPLES, coming
 from loaderd_server.core.failures import unexpected_answer
 from loaderd_server.core.jobs import AnyWorker, WorkerLoss
 from loaderd_server.core.poison import PoisonSearch
@@ -16,6 +17,7 @@ from loaderd_server.core.tasks import (
     BatchDone,
     BatchTask,
     BatchTooLarge,
+    Cached,
     Indices,
     IterateTask,
     ProbeTask,
@@ -32,7 +34,8 @@ class BatchJob(Pending, AnyWorker):
 
     __slots__ = (
         "alone", "batch", "dataset", "deaths", "due", "epoch", "is_last_try", "maker",
-        "needed_bytes", "positions", "search", "slot", "stream", "substitutions", "zygote_losses",
+        "needed_bytes", "pinned", "positions", "search", "sent", "slot", "stream", "substitutions",
+        "worker", "zygote_losses",
     )  # fmt: skip
 
     def __init__(self, maker: Maker, stream: Stream, epoch: Epoch, batch: int) -> None:
@@ -52,6 +55,10 @@ class BatchJob(Pending, AnyWorker):
         self.search: PoisonSearch | None = None
         self.is_last_try = False
         self.substitutions = 0
+        #: The worker that has it, the samples that it was sent, and those of them that it reads in the cache.
+        self.worker = -1
+        self.sent: Indices = NO_SAMPLES
+        self.pinned: Indices | None = None
 
     def __str__(self) -> str:
         what = "search for the sample that ends workers in" if self.search is not None else "make"
@@ -77,11 +84,49 @@ class BatchJob(Pending, AnyWorker):
             positions = self.positions[rows.start : rows.stop]
             return ProbeTask(number, self.dataset, address, *self.epoch.view.samples(positions))
         assert self.slot is not None
-        samples = self.epoch.view.samples(self.positions)
-        return BatchTask(number, self.dataset, address, *samples, self.slot.place)
+        self.sent, occurrences = self.epoch.view.samples(self.positions)
+        return BatchTask(
+            number, self.dataset, address, self.sent, occurrences, self.slot.place,
+            self._cached(), coming(self.stream, self.epoch.view, self.positions),
+        )  # fmt: skip
+
+    def given_to(self, worker: int) -> None:
+        """See Job."""
+        self.worker = worker
+
+    # --- the cache --------------------------------------------------------------------------
+
+    def _cached(self) -> Cached | None:
+        """What of its samples is in the cache; nobody takes them away while they are read."""
+        self._stop_reading()
+        cache = self.stream.cache
+        if cache is None or not cache.is_on or not self.epoch.view.fits:
+            return None
+        found, self.pinned = cache.read(self.sent)
+        return found
+
+    def _stop_reading(self) -> None:
+        if self.pinned is not None and self.stream.cache is not None:
+            self.stream.cache.over(self.pinned)
+        self.pinned = None
+
+    def _read(self, result: Result) -> None:
+        """The task is over for the cache."""
+        self._stop_reading()
+        cache = self.stream.cache
+        if cache is None or not isinstance(result, BatchDone):
+            return
+        for row in result.unread:
+            cache.could_not_read(int(self.sent[row]))
+        cache.made(result.rows, result.hits, result.disk_hits)
+        if result.offers is not None:
+            cache.offered(self.worker, result.task, self.sent, result.offers)
+
+    # --- what becomes of it -----------------------------------------------------------------
 
     def answered(self, result: Result) -> None:
         """See Job."""
+        self._read(result)
         if self.stream.phase is Phase.CLOSED:
             self.maker.drop(self)
         elif self.search is not None:
@@ -97,6 +142,7 @@ class BatchJob(Pending, AnyWorker):
 
     def worker_lost(self, loss: WorkerLoss) -> None:
         """See Job."""
+        self._stop_reading()
         if self.stream.phase is Phase.CLOSED:
             self.maker.drop(self)
         else:
@@ -104,6 +150,7 @@ class BatchJob(Pending, AnyWorker):
 
     def abandoned(self, text: str) -> None:
         """See Job."""
+        self._stop_reading()
         if self.stream.phase is Phase.CLOSED:
             self.maker.drop(self)
         else:

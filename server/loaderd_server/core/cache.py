@@ -49,6 +49,8 @@ class Cache:
         self.settings = settings
         self.state = CacheState.WAITING
         self.why_off = ""
+        #: It is off as the dataset cannot be cached.
+        self.is_refused = False
         self._turn = turn
         self._readers = readers
         #: Set when it is on.

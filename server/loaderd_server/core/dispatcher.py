@@ -102,7 +102,13 @@ class Dispatcher:
     def _is_hungry(self, team: Team, source: BatchSource) -> bool:
         if not team.is_ready or (not team.workers and self._turn.now < team.not_before):
             return False
-        return team.first() is not None or source.due(team.dataset) is not None
+        first = team.first()
+        if source.due(team.dataset) is not None or (first is not None and not first.is_spare):
+            return True
+        return first is not None and not any(
+            other.is_ready and (source.due(other.dataset) is not None or other.has_pressing)
+            for other in self.teams.values()
+        )
 
     def _serve(self, team: Team, source: BatchSource) -> bool:
         """Gives out one job of a dataset; False where that cannot be done now."""
@@ -115,9 +121,8 @@ class Dispatcher:
         if only is not None and only in team.workers:
             worker = self._recruiter.this_worker(team.workers[only])
         else:
-            worker = self._recruiter.any_worker(
-                team, source, alone=first is not None and from_queue and first.alone
-            )
+            alone = first is not None and from_queue and (first.alone or first.is_spare)
+            worker = self._recruiter.any_worker(team, source, alone=alone)
         if worker is None:
             return False
         job = team.take_first() if from_queue else source.begin(team.dataset)

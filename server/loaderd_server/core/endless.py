@@ -20,10 +20,12 @@ NO_END = 2**62
 class EndlessView:
     """Stands for a RankOrder where there is no order: positions are numbers, of samples nobody knows."""
 
-    __slots__ = ("_batch_size", "batches", "length")
+    __slots__ = ("_batch_size", "batches", "fits", "length")
 
     def __init__(self, cutting: Cutting) -> None:
         self._batch_size = cutting.batch_size or 1
+        #: See Order.
+        self.fits = False
         self.batches = NO_END
         self.length = -1
 

@@ -10,11 +10,15 @@ from loaderd_protocol.messages import Done, Leave, Release, Start, Subscribe, Un
 from loaderd_server.core.actions import Action
 from loaderd_server.core.admission import Admission
 from loaderd_server.core.arenas import ArenaDesk, Purpose
+from loaderd_server.core.caches import Caches
 from loaderd_server.core.delivery import Delivery
 from loaderd_server.core.dispatcher import Dispatcher
 from loaderd_server.core.events import (
     ArenaReady,
     ArenaRefused,
+    CacheCommitted,
+    CachePunched,
+    CacheRefused,
     DatasetFailed,
     DatasetLost,
     DatasetReady,
@@ -26,6 +30,7 @@ from loaderd_server.core.events import (
     TrainerSaid,
     WorkerAnswered,
     WorkerEnded,
+    WorkerKept,
     WorkerStarted,
 )
 from loaderd_server.core.growth import Growth
@@ -52,14 +57,16 @@ class Core:
 
     def __init__(self, settings: CoreSettings) -> None:
         workers = settings.workers.count
-        share_bytes = settings.memory_bytes // max(1, len(settings.streams))
+        share_bytes = settings.slots_bytes // max(1, len(settings.streams))
         turn = self._turn = Turn()
         self._leases: dict[int, Lease] = {}
         self._streams = {s.name: Stream(s, workers, share_bytes) for s in settings.streams}
         self._dispatcher = Dispatcher(settings.workers, turn)
+        self._caches = Caches(turn, self._dispatcher, workers, settings.caches, self._of_dataset)
         for stream in self._streams.values():
             self._dispatcher.add_dataset(stream.settings.dataset)
             stream.has_room = self._dispatcher.has_room
+            stream.cache = self._caches.by_dataset.get(stream.settings.dataset)
         self._arenas = ArenaDesk(turn)
         delivery = self._delivery = Delivery(turn, self._leases)
         maker = Maker(turn, self._dispatcher, delivery)
@@ -77,6 +84,8 @@ class Core:
         )
         self._opening.opened = self._subscriptions.stream_opened
         self._opening.closed = self._subscriptions.stream_closed
+        self._caches.go_on = self._open_streams
+        self._caches.close = self._opening.close
         self._reloading = Reloading(
             turn,
             settings,
@@ -88,6 +97,7 @@ class Core:
                 self._opening,
                 self._subscriptions,
                 self._large,
+                self._caches,
             ),
         )
         self._routes = self._event_routes()
@@ -107,6 +117,10 @@ class Core:
             ArenaReady: self._arena_ready,
             ArenaRefused: self._arena_refused,
             StreamsChanged: self._reloading.streams_changed,
+            CacheCommitted: self._caches.committed,
+            CacheRefused: self._caches.refused,
+            CachePunched: self._caches.punched,
+            WorkerKept: self._caches.kept,
             TimerFired: self._timer_fired,
         }
 
@@ -147,6 +161,7 @@ class Core:
             stream.is_blocked = False
             if stream.overflow.waiting:
                 self._large.serve(stream)
+        self._caches.pump()
         self._dispatcher.pump(self._scheduler)
 
     # --- trainers ---------------------------------------------------------------------------
@@ -179,10 +194,11 @@ class Core:
                 event.dataset, forks_locks=event.forks_locks, iterates=event.is_iterable
             )
             self._reloading.dataset_ready(event)
-        for stream in streams:
-            if event.own_collate:
-                stream.uncuttable = "its dataset collates by itself"
-            self._opening.dataset_ready(stream, event.length, event.is_iterable)
+            self._caches.dataset_ready(event)
+
+    def _open_streams(self, event: DatasetReady) -> None:
+        for stream in self._of_dataset(event.dataset):
+            self._opening.dataset_ready(stream, event)
 
     def _dataset_failed(self, event: DatasetFailed) -> None:
         streams = self._of_dataset(event.dataset)
@@ -203,6 +219,7 @@ class Core:
 
     def _dataset_lost(self, event: DatasetLost) -> None:
         if self._of_dataset(event.dataset):
+            self._caches.dataset_lost(event.dataset)
             self._dispatcher.dataset_lost(event.dataset, event.text)
 
     def _worker_started(self, event: WorkerStarted) -> None:
@@ -212,6 +229,7 @@ class Core:
         self._dispatcher.answered(event.worker, event.result, event.rss_growth_bytes)
 
     def _worker_ended(self, event: WorkerEnded) -> None:
+        self._caches.worker_ended(event.worker)
         self._dispatcher.ended(event.worker, event.how, event.row)
 
     def _order_made(self, stream: Stream, seed: int, epoch: int, failure: Failure | None) -> None:

@@ -45,6 +45,11 @@ class AnyWorker:
         """See Job."""
         return False
 
+    @property
+    def is_spare(self) -> bool:
+        """See Job."""
+        return False
+
     def given_to(self, worker: int) -> None:
         """See Job."""
 
@@ -66,6 +71,10 @@ class Job(Protocol):
     @property
     def is_unlimited(self) -> bool:
         """Whether it may take longer than ``timeout_s``."""
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it is given only to a worker with nothing in hand, as nobody waits for it."""
 
     def given_to(self, worker: int) -> None:
         """This worker gets its task."""

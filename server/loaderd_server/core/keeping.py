@@ -92,14 +92,16 @@ class Keeper:
     def wanted(self, samples: Indices) -> Indices:
         """Which of these that are to be loaded may be worth keeping, as places in ``samples``."""
         is_absent = self._index.absent(samples)
-        if not self._has_room():
+        if not self.has_room:
             if self._policy is Policy.PIN:
                 return np.empty(0, np.int64)
             if self._policy is Policy.CLAIRVOYANT:
                 is_absent &= self._distances(samples) < self._known_cutoff()
         return np.flatnonzero(is_absent)
 
-    def _has_room(self) -> bool:
+    @property
+    def has_room(self) -> bool:
+        """Whether there is memory that no sample has."""
         extents = self._index.extents
         return extents.free_segments > 0 or any(c.free_count for c in extents.classes)
 

@@ -11,6 +11,7 @@ from loaderd_server.core.actions import Severity, StreamClosed, StreamOpened
 from loaderd_server.core.arenas import ArenaDesk, ArenaRequest, Purpose
 from loaderd_server.core.credits import VIEWS
 from loaderd_server.core.dispatcher import Dispatcher
+from loaderd_server.core.events import DatasetReady
 from loaderd_server.core.jobs import AnyWorker, WorkerLoss
 from loaderd_server.core.lagging import Window
 from loaderd_server.core.ordering import OrderDesk
@@ -145,10 +146,14 @@ class Opening:
                 f"lower workers.count",
             )
 
-    def dataset_ready(self, stream: Stream, length: int | None, is_iterable: bool) -> None:
+    def dataset_ready(self, stream: Stream, event: DatasetReady) -> None:
         """The dataset is built, for the first time or again."""
         if stream.phase is Phase.CLOSED:
             return
+        length, is_iterable = event.length, event.is_iterable
+        if event.own_collate:
+            stream.uncuttable = "its dataset collates by itself"
+        stream.reads_ahead = event.reads_ahead
         fault = _fault_of_iterable(stream) if is_iterable else None
         if length is None and not is_iterable:
             fault = (

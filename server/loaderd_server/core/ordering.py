@@ -7,7 +7,7 @@ from collections.abc import Callable
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.dispatcher import Dispatcher
 from loaderd_server.core.jobs import AnyWorker, WorkerLoss
-from loaderd_server.core.orders import Order, fault_of
+from loaderd_server.core.orders import Inverse, Order, fault_of
 from loaderd_server.core.streams import Phase, Stream
 from loaderd_server.core.tasks import OrderDone, OrderTask, Result, TaskFailed
 from loaderd_server.core.turn import Turn
@@ -45,12 +45,14 @@ class OrderJob(AnyWorker):
 
     def task(self, number: int) -> OrderTask:
         """See Job."""
-        return OrderTask(number, self.dataset, self.stream.name, self.seed, self.epoch)
+        cache = self.stream.cache
+        inverts = cache is not None and cache.looks_ahead
+        return OrderTask(number, self.dataset, self.stream.name, self.seed, self.epoch, inverts)
 
     def answered(self, result: Result) -> None:
         """See Job."""
         if isinstance(result, OrderDone):
-            self.desk.made(self, Order(result.indices, result.occurrences, result.cuts))
+            self.desk.made(self, _order(result, self.stream))
         elif isinstance(result, TaskFailed) and result.failures:
             self.desk.failed(self, result.failures[0].failure)
         else:
@@ -141,6 +143,16 @@ class OrderDesk:
         self._jobs.remove(job)
         job.stream.orders.asked.discard((job.seed, job.epoch))
         self.listener(job.stream, job.seed, job.epoch, failure)
+
+
+def _order(done: OrderDone, stream: Stream) -> Order:
+    """The order, as far as a cache wants to know: one pass over its indices (10 ms for 10 million)."""
+    inverse = None
+    if done.inverse is not None:
+        inverse = Inverse(done.inverse, repeats=done.occurrences is not None)
+    fits = stream.cache is not None and len(done.indices) > 0
+    fits = fits and int(done.indices.min()) >= 0 and int(done.indices.max()) < stream.samples
+    return Order(done.indices, done.occurrences, done.cuts, inverse if fits else None, fits)
 
 
 def _failure(text: str, where: str = "") -> Failure:

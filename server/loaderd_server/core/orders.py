@@ -40,13 +40,15 @@ class Inverse:
 class Order:
     """An epoch's order as a worker made it, before it is cut into ranks (see OrderDone).
 
-    ``inverse`` is None where nobody asks it, or where it has indices that the dataset has not.
+    ``inverse`` is None where nobody asks it. ``fits``: it has no index that the dataset has not, for all
+    that is known.
     """
 
     indices: Indices
     occurrences: Indices | None
     cuts: Indices | None
     inverse: Inverse | None = None
+    fits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class RankOrder:
     """
 
     __slots__ = (
-        "_batch_size", "_cuts", "batches", "indices", "inverse", "length", "occurrences",
+        "_batch_size", "_cuts", "batches", "fits", "indices", "inverse", "length", "occurrences",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +103,7 @@ class RankOrder:
             self.indices = order.indices[share]
             self.occurrences = None if order.occurrences is None else order.occurrences[share]
         self.length = len(self.indices)
+        self.fits = order.fits
         #: Of the order; None where the rank's share of it is no arithmetic.
         is_plain = not dealt and (order.cuts is None or world_size == 1)
         self.inverse = order.inverse if is_plain else None

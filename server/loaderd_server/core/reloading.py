@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from loaderd_protocol.errors import ErrorCode, Failure
 from loaderd_server.core.actions import DropArena, Severity
 from loaderd_server.core.arenas import ArenaDesk, ArenaRequest
+from loaderd_server.core.caches import Caches
 from loaderd_server.core.dispatcher import Dispatcher
 from loaderd_server.core.events import DatasetReady, StreamsChanged
 from loaderd_server.core.largeslots import LargeSlots
@@ -32,6 +33,7 @@ class Parts:
     opening: Opening
     subscriptions: Subscriptions
     large: LargeSlots
+    caches: Caches
 
 
 class Reloading:
@@ -74,8 +76,11 @@ class Reloading:
         for dataset in event.datasets_gone:
             self._parts.dispatcher.remove_dataset(dataset)
             self._datasets.pop(dataset, None)
+            self._parts.caches.remove(dataset)
+        for cache in event.caches:
+            self._parts.caches.add(cache)
         self.drop_unused()
-        share_bytes = self._settings.memory_bytes // max(1, len(self._streams) + len(event.added))
+        share_bytes = self._settings.slots_bytes // max(1, len(self._streams) + len(event.added))
         for stream in self._streams.values():
             stream.share_bytes = share_bytes
         for settings in event.added:
@@ -98,6 +103,7 @@ class Reloading:
     def _add(self, settings: StreamSettings, share_bytes: int) -> None:
         stream = Stream(settings, self._settings.workers.count, share_bytes)
         stream.has_room = self._parts.dispatcher.has_room
+        stream.cache = self._parts.caches.by_dataset.get(settings.dataset)
         self._streams[stream.name] = stream
         self._parts.dispatcher.add_dataset(settings.dataset)
         self._parts.scheduler.add(stream)
@@ -106,7 +112,7 @@ class Reloading:
         if isinstance(known, Failure):
             self._parts.opening.close(stream, known)
         elif known is not None:
-            self._parts.opening.dataset_ready(stream, known.length, known.is_iterable)
+            self._parts.caches.dataset_ready(known)
 
     # --- memory -----------------------------------------------------------------------------
 

@@ -140,3 +140,9 @@ class CoreSettings:
     #: For texts of errors and for sizing slots; the shell decides whether an arena may be made.
     memory_bytes: int
     caches: tuple[CacheSettings, ...] = ()
+
+    @property
+    def slots_bytes(self) -> int:
+        """What of the memory slots may take: what caches leave of it, and no less than a quarter."""
+        caches_bytes = sum(cache.most_bytes for cache in self.caches)
+        return max(self.memory_bytes - caches_bytes, self.memory_bytes // 4)

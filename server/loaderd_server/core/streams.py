@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from loaderd_protocol.errors import Failure
 from loaderd_server.core.credits import Ledger
@@ -15,6 +16,9 @@ from loaderd_server.core.overflow import Overflow
 from loaderd_server.core.sequences import Cursor, Epoch, Sequence
 from loaderd_server.core.settings import StreamSettings
 from loaderd_server.core.slots import SlotPool, SlotState
+
+if TYPE_CHECKING:
+    from loaderd_server.core.cache import Cache
 
 #: Epochs without a cursor that a sequence remembers, and sequences that a stream does.
 _IDLE_EPOCHS = 4
@@ -83,6 +87,9 @@ class Stream:
         #: Why the dataset's batches cannot be cut; "" where they can.
         self.uncuttable = ""
         self.is_iterable = False
+        #: The cache of its dataset, and whether that takes hints of what is coming.
+        self.cache: Cache | None = None
+        self.reads_ahead = False
         #: Whether a worker can take one more job; set when the core is wired.
         self.has_room: Callable[[int], bool]
         self.slot_bytes = settings.slot_bytes or 0

@@ -93,6 +93,12 @@ class Team:
         self._queue: list[tuple[int, int, Job]] = []
         self._submitted = 0
 
+    @property
+    def has_pressing(self) -> bool:
+        """Whether a job waits that is not done just because a worker has nothing else to do."""
+        first = self.first()
+        return first is not None and not first.is_spare
+
     def submit(self, job: Job) -> None:
         """A job waits its turn; equals go in order of submission."""
         self._submitted += 1
