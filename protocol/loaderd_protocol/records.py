@@ -8,6 +8,7 @@ know yet take their default; fields that this side does not know yet are ignored
 from __future__ import annotations
 
 import dataclasses
+import types
 import typing
 from collections.abc import Callable, Hashable
 from enum import IntEnum
@@ -72,6 +73,8 @@ def _readers(record_type: Hashable) -> tuple[list[tuple[str, Reader]], int]:
 def _reader(hint: Any) -> Reader:
     if typing.get_origin(hint) is tuple:
         return _tuple_reader(_reader(typing.get_args(hint)[0]))
+    if typing.get_origin(hint) is types.UnionType:
+        return _optional_reader(_reader(typing.get_args(hint)[0]))
     if dataclasses.is_dataclass(hint):
         return lambda value: from_array(typing.cast(type, hint), value)
     if issubclass(hint, IntEnum):
@@ -79,6 +82,10 @@ def _reader(hint: Any) -> Reader:
     if hint is float:
         return lambda value: float(_exact(float, value) if type(value) is not int else value)
     return lambda value: _exact(hint, value)
+
+
+def _optional_reader(read: Reader) -> Reader:
+    return lambda value: None if value is None else read(value)
 
 
 def _tuple_reader(read: Reader) -> Reader:

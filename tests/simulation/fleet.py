@@ -261,6 +261,7 @@ class Fleet:
             done = self._world.truth.order_done(task.task, task.stream, task.seed, task.epoch)
             return done, None, False
         script = self._world.truth.datasets[worker.dataset]
+        assert isinstance(task, BatchTask | MeasureTask | ProbeTask), "no caches here"
         policy = self._world.truth.streams[task.address.stream].on_error.policy
         if self._has_accident(task):
             return None, self._draws.choice((None, 0)), False

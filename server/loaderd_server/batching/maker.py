@@ -41,6 +41,8 @@ from loaderd_server.core.tasks import (
     BatchDone,
     BatchTask,
     BatchTooLarge,
+    CheckTask,
+    FillTask,
     IterateTask,
     MeasureDone,
     MeasureIterateTask,
@@ -196,6 +198,8 @@ class Maker:
             if isinstance(task, OrderTask):
                 Keys(self.plan.name).seed_order(task)
                 return draw(task, self._stream_plan(task.stream), self.dataset)
+            if isinstance(task, CheckTask | FillTask):
+                raise NotImplementedError(f"{type(task).__name__} of {task.dataset!r}")
             stream = self._stream(task.address.stream)
         except BaseException as error:  # noqa: BLE001 - a user's sampler, transform or collate
             return TaskFailed(task.task, (RowFailure(-1, failure_of(error, -1, self.where)),))
