@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from loaderd_server.datasets import readahead
 from loaderd_server.datasets.images import ImageError, Pixels, decode
+from loaderd_server.datasets.statting import digest, stat_of
 
+#: More files than this are not all looked at for a fingerprint: a look takes 2 us on a local disk.
+MOST_STATS = 1_000_000
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
@@ -22,7 +26,8 @@ class ImageFolder:
     sorted names of root's folders, samples go class by class, then by folder and name.
 
     ``min_side``: lets a JPEG be decoded at 1/2, 1/4 or 1/8 as long as its short side keeps at least
-    so many pixels; much faster for large photographs that are resized anyway. ``extensions``:
+    so many pixels; much faster for large photographs that are resized anyway. ``short_side``: an
+    image with a longer short side is resized to this one, whatever its format. ``extensions``:
     which names are images, case ignored. ``allow_empty``: a class may have no image.
 
     Raises: FileNotFoundError, NotADirectoryError, ValueError. An image that cannot be decoded is
@@ -39,13 +44,19 @@ class ImageFolder:
         root: str | os.PathLike[str],
         *,
         min_side: int | None = None,
+        short_side: int | None = None,
         extensions: Iterable[str] = EXTENSIONS,
         allow_empty: bool = False,
     ) -> None:
-        if min_side is not None and min_side < 1:
-            raise ValueError(f"min_side is {min_side}; it is 1 or more pixels, or None")
+        for name, side in (("min_side", min_side), ("short_side", short_side)):
+            if side is not None and side < 1:
+                raise ValueError(f"{name} is {side}; it is 1 or more pixels, or None")
+        if short_side is not None:
+            # Imported before the workers are forked, so that they share it.
+            from loaderd_server.datasets import shrinking  # noqa: F401
         self.root = Path(root)
         self.min_side = min_side
+        self.short_side = short_side
         self.extensions = tuple(extension.lower() for extension in extensions)
         self.classes = _classes(self.root)
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
@@ -55,13 +66,30 @@ class ImageFolder:
         return len(self._targets)
 
     def __getitem__(self, index: int) -> tuple[Pixels, int]:
-        path = self._path(index)
-        with open(path, "rb", buffering=0) as file:
-            data = file.readall()
-        try:
-            return decode(data, self.min_side), int(self._targets[index])
-        except ImageError as error:
-            raise ImageError(f"{os.fsdecode(path)}: {error}") from error.__cause__
+        return self._sample(index, self._read(index))
+
+    def load_encoded(self, index: int) -> Pixels:
+        """The file of a sample as it is: uint8 of shape (bytes,), read-only."""
+        return np.frombuffer(self._read(index), np.uint8)
+
+    def decode(self, index: int, encoded: Pixels | bytes) -> tuple[Pixels, int]:
+        """The sample that ``load_encoded`` gave the file of: the same as ``dataset[index]``."""
+        return self._sample(index, bytes(encoded))
+
+    def fingerprint(self) -> str:
+        """Changes when a file is added, removed, renamed or written: a digest of names and stats.
+
+        All names count; of more than a million files, the stats of a million, evenly spread.
+        """
+        count = len(self)
+        looked_at = range(0, count, -(-count // MOST_STATS)) if count else ()
+        names = [os.fsencode(self.root.resolve()), self._names, self._bounds.tobytes()]
+        return digest(names, (stat_of(self._path(index)) for index in looked_at))
+
+    def will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        """Has the kernel read these samples' files ahead, within the bounds of ``readahead``."""
+        count = len(self)
+        readahead.files(self._path(index) for index in indices.tolist() if 0 <= index < count)
 
     @property
     def targets(self) -> npt.NDArray[np.int64]:
@@ -71,6 +99,18 @@ class ImageFolder:
     def path(self, index: int) -> Path:
         """Where a sample's file is."""
         return Path(os.fsdecode(self._path(index)))
+
+    def _read(self, index: int) -> bytes:
+        with open(self._path(index), "rb", buffering=0) as file:
+            return file.readall()
+
+    def _sample(self, index: int, data: bytes) -> tuple[Pixels, int]:
+        try:
+            image = decode(data, self.min_side, self.short_side)
+        except ImageError as error:
+            path = os.fsdecode(self._path(index))
+            raise ImageError(f"{path}: {error}") from error.__cause__
+        return image, int(self._targets[index])
 
     def _path(self, index: int) -> bytes:
         count = len(self._targets)

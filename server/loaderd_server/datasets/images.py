@@ -42,14 +42,24 @@ class ImageError(ValueError):
     """Bytes that are no image which can be decoded; the text says what they are."""
 
 
-def decode(data: bytes, min_side: int | None = None) -> Pixels:
+def decode(data: bytes, min_side: int | None = None, short_side: int | None = None) -> Pixels:
     """The image in ``data`` as uint8 RGB of shape (height, width, 3), upright.
 
     ``min_side``: a JPEG may come out smaller by 2, 4 or 8, as long as its short side keeps at
-    least so many pixels; other formats keep their size.
+    least so many pixels; other formats keep their size. ``short_side``: what is larger is resized
+    until its short side has so many pixels.
 
     Raises: ImageError.
     """
+    if short_side is None:
+        return _decode(data, min_side)
+    # cv2 costs a process 16 MiB: it is for those who bound their images.
+    from loaderd_server.datasets.shrinking import with_short_side_within
+
+    return with_short_side_within(_decode(data, max(min_side or 0, short_side)), short_side)
+
+
+def _decode(data: bytes, min_side: int | None) -> Pixels:
     if data.startswith(_JPEG):
         pixels = _decode_usual_jpeg(data, min_side)
         if pixels is not None:

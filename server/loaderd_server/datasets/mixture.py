@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from loaderd_server.batching import iterables
 from loaderd_server.batching.faults import text_of
 from loaderd_server.batching.imports import load
+from loaderd_server.datasets.statting import digest
 
 
 class MixtureError(ValueError):
@@ -46,23 +47,60 @@ class Mixture:
         #: As numbers of Python's: one index is found ten times faster in these than in an array.
         self._bounds: list[int] = self._ends.tolist()
         self.uses_only_given_rng = self._all_say("uses_only_given_rng")
-        self.cacheable = self._all_say("cacheable")
+        self.cacheable = self._cacheable()
+        self._offer_what_all_can()
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
+        return self._of_source(index, lambda dataset, own_index: dataset[own_index])
+
+    def _of_source(self, index: int, ask: Callable[[Any, int], Any]) -> Any:
         self._check(index, index)
         source = bisect_right(self._bounds, index)
         own_index = index - int(self._starts[source])
         try:
-            return self._datasets[source][own_index]
+            return ask(self._datasets[source], own_index)
         except Exception as error:
             error.add_note(f"This was sample {own_index} of source {self.names[source]!r}.")
             raise
 
     def _all_say(self, promise: str) -> bool:
         return all(getattr(dataset, promise, False) for dataset in self._datasets)
+
+    def _cacheable(self) -> bool | None:
+        """True where all sources say so, False where one says the contrary, else None: not told."""
+        said = [getattr(dataset, "cacheable", None) for dataset in self._datasets]
+        return False if False in said else True if all(said) else None
+
+    def _offer_what_all_can(self) -> None:
+        """Optional methods are there where sources have them: whoever asks looks for them."""
+        if self._have("fingerprint"):
+            self.fingerprint = self._fingerprint
+        if self._have("load_encoded") and self._have("decode"):
+            self.load_encoded, self.decode = self._load_encoded, self._decode
+        if any(hasattr(dataset, "will_need") for dataset in self._datasets):
+            self.will_need = self._will_need
+
+    def _have(self, method: str) -> bool:
+        return all(hasattr(dataset, method) for dataset in self._datasets)
+
+    def _fingerprint(self) -> str:
+        said = [str(dataset.fingerprint()).encode() for dataset in self._datasets]
+        return digest(said, enumerate(self.lengths.tolist()))
+
+    def _load_encoded(self, index: int) -> Any:
+        return self._of_source(index, lambda dataset, own_index: dataset.load_encoded(own_index))
+
+    def _decode(self, index: int, encoded: Any) -> Any:
+        return self._of_source(index, lambda dataset, own: dataset.decode(own, encoded))
+
+    def _will_need(self, indices: npt.NDArray[np.int64]) -> None:
+        parts = np.split(indices, np.searchsorted(indices, self._ends)[:-1])
+        for dataset, start, part in zip(self._datasets, self._starts, parts, strict=True):
+            if len(part) and hasattr(dataset, "will_need"):
+                dataset.will_need(part - start)
 
     def _check(self, least: int, most: int) -> None:
         if least < 0 or most >= self._length:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from loaderd_server.datasets import readahead
+from loaderd_server.datasets.statting import digest, stat_of
 
 Tokens = npt.NDArray[np.int64]
 Window = tuple[Tokens, Tokens]
@@ -24,13 +28,14 @@ class TokenFile:
     ``torch.nn.Embedding`` and ``cross_entropy`` take, and share no memory. ``stride`` (tokens) defaults to ``window``:
     every token is a target once; what is left at the end and fills no window is not served.
 
+    It says nothing of ``cacheable``, so no cache is made for it unless one is asked for: the file
+    is mapped, and what was read of it is in the kernel's page cache already.
+
     Raises: FileNotFoundError, ValueError.
     """
 
     #: No global random generator is drawn from, so none needs to be seeded for a batch.
     uses_only_given_rng = True
-    #: ``dataset[i]`` is always the same, so it may be kept.
-    cacheable = True
 
     def __init__(
         self,
@@ -50,7 +55,9 @@ class TokenFile:
         self.window = window
         self.dtype = dtype
         self.stride = window if stride is None else stride
-        tokens = _map(self.path, np.dtype(dtype).newbyteorder("<"), window)
+        self._stat = stat_of(self.path)
+        self._file = _map(self.path, np.dtype(dtype).newbyteorder("<"), window)
+        tokens = np.frombuffer(self._file, np.dtype(dtype).newbyteorder("<"))
         windows = np.lib.stride_tricks.sliding_window_view(tokens, window + 1)
         #: Row i is window i with the target of its last token; a view on the file.
         self._windows = windows[:: self.stride]
@@ -74,6 +81,20 @@ class TokenFile:
         x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
         return list(zip(x, y, strict=True))
 
+    def fingerprint(self) -> str:
+        """Changes when the file is written or replaced: a digest of path, size and time of change."""
+        return digest([os.fsencode(self.path.resolve())], [self._stat])
+
+    def will_need(self, indices: Tokens) -> None:
+        """Has the kernel read these windows ahead: the ranges of the file, joined, within bounds."""
+        chosen = np.sort(indices[(indices >= 0) & (indices < len(self))])
+        token_bytes = np.dtype(self.dtype).itemsize
+        starts = chosen * (self.stride * token_bytes)
+        for start, end in readahead.merged(starts, starts + (self.window + 1) * token_bytes):
+            page = start - start % mmap.PAGESIZE
+            with contextlib.suppress(OSError):
+                self._file.madvise(mmap.MADV_WILLNEED, page, end - page)
+
     def __reduce__(self) -> tuple[Callable[[], TokenFile], tuple[()]]:
         """Travels to a spawned process as its arguments; the file is mapped there anew."""
         again = partial(
@@ -82,7 +103,7 @@ class TokenFile:
         return again, ()
 
 
-def _map(path: Path, dtype: np.dtype[np.unsignedinteger], window: int) -> npt.NDArray[np.generic]:
+def _map(path: Path, dtype: np.dtype[np.unsignedinteger], window: int) -> mmap.mmap:
     if not path.is_file():
         raise FileNotFoundError(
             f"there is no file {str(path)!r} (looked for from {os.getcwd()!r}); correct `path`, "
@@ -101,4 +122,4 @@ def _map(path: Path, dtype: np.dtype[np.unsignedinteger], window: int) -> npt.ND
             f"need {window + 1}. Choose a smaller window, or another file."
         )
     with open(path, "rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

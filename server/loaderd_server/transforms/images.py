@@ -35,6 +35,8 @@ class ImageTransform:
 
     #: Only ``rng`` is drawn from, so no global generator needs to be seeded for a sample.
     uses_only_given_rng: ClassVar[bool] = True
+    #: The sample that is given is never written to, so it may lie in the cache itself.
+    keeps_input: ClassVar[bool] = True
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
         """The sample with its image transformed; the one given is not changed.

@@ -17,7 +17,7 @@ from loaderd_server.workers.frames import Fields, Kind, pack, read_failure
 from loaderd_server.workers.line import LoopLine
 from loaderd_server.workers.plan import DatasetPlan
 from loaderd_server.workers.plan_codec import encode_plan
-from loaderd_server.workers.process_setup import SINGLE_THREADED
+from loaderd_server.workers.process_setup import KEEPS_FREED_MEMORY, SINGLE_THREADED
 
 log = logging.getLogger("loaderd.workers")
 
@@ -72,7 +72,7 @@ class ZygoteProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "loaderd_server.workers.zygote", *arguments],
                 stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
-                env={**os.environ, **SINGLE_THREADED},
+                env={**KEEPS_FREED_MEMORY, **os.environ, **SINGLE_THREADED},
             )  # fmt: skip
         except OSError:
             ours.close()

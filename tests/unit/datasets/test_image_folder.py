@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from loaderd_server.datasets import ImageError, ImageFolder
+from loaderd_server.datasets import ImageError, ImageFolder, image_folder
 
 
 def write(path: Path, shade: int = 7) -> None:
@@ -114,18 +114,95 @@ def test_min_side_has_bounds(root: Path) -> None:
         ImageFolder(root, min_side=0)
 
 
+def test_short_side_bounds_every_format_and_enlarges_none(tmp_path: Path) -> None:
+    shapes = {"a/0.jpg": (300, 400), "a/1.png": (200, 90), "a/2.png": (20, 30), "a/3.png": (1, 999)}
+    for name, shape in shapes.items():
+        (tmp_path / "a").mkdir(exist_ok=True)
+        Image.fromarray(np.full((*shape, 3), 90, np.uint8)).save(tmp_path / name)
+    dataset = ImageFolder(tmp_path, short_side=60)
+    assert [dataset[i][0].shape[:2] for i in range(4)] == [(60, 80), (133, 60), (20, 30), (1, 999)]
+    assert all((abs(dataset[i][0].astype(int) - 90) <= 2).all() for i in range(4))
+
+
+def test_short_side_has_bounds(root: Path) -> None:
+    with pytest.raises(ValueError, match="short_side is 0; it is 1 or more pixels"):
+        ImageFolder(root, short_side=0)
+
+
+@pytest.mark.parametrize("short_side", [None, 4])
+def test_a_sample_is_its_file_decoded(root: Path, short_side: int | None) -> None:
+    dataset = ImageFolder(root, short_side=short_side)
+    for index in range(len(dataset)):
+        encoded = dataset.load_encoded(index)
+        assert encoded.tobytes() == dataset.path(index).read_bytes()
+        for form in (encoded, encoded.tobytes()):
+            image, target = dataset.decode(index, form)
+            np.testing.assert_array_equal(image, dataset[index][0])
+            assert target == dataset[index][1]
+
+
+def test_its_fingerprint_changes_with_the_files_alone(root: Path) -> None:
+    first = ImageFolder(root).fingerprint()
+    assert ImageFolder(root).fingerprint() == ImageFolder(root, min_side=4).fingerprint() == first
+    seen = {first}
+
+    def changed(what: str) -> None:
+        assert ImageFolder(root).fingerprint() not in seen, what
+        seen.add(ImageFolder(root).fingerprint())
+
+    write(root / "dog" / "c.png")
+    changed("a file more")
+    (root / "dog" / "c.png").rename(root / "dog" / "d.png")
+    changed("another name")
+    os.utime(root / "dog" / "d.png", ns=(1, 1))
+    changed("another time")
+    (root / "dog" / "d.png").write_bytes(b"")
+    os.utime(root / "dog" / "d.png", ns=(1, 1))
+    changed("another size")
+    (root / "cat").rename(root / "cow")
+    changed("another class")
+
+
+def test_a_file_that_vanished_changes_the_fingerprint_and_raises_nothing(root: Path) -> None:
+    dataset = ImageFolder(root)
+    first = dataset.fingerprint()
+    (root / "cat" / "z.png").unlink()
+    assert dataset.fingerprint() != first
+
+
+def test_very_many_files_are_looked_at_evenly(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_folder, "MOST_STATS", 3)
+    dataset = ImageFolder(root)
+    first = dataset.fingerprint()
+    os.utime(dataset.path(1), ns=(1, 1))
+    assert dataset.fingerprint() == first
+    os.utime(dataset.path(2), ns=(1, 1))
+    assert dataset.fingerprint() != first
+
+
+def test_a_hint_of_what_is_coming_never_raises(root: Path) -> None:
+    dataset = ImageFolder(root)
+    (root / "cat" / "z.png").unlink()
+    dataset.will_need(np.arange(-3, 99))
+    dataset.will_need(np.empty(0, np.int64))
+
+
 @pytest.mark.parametrize(
     ("content", "found"),
     [(b"", "empty file"), (b"plain text", "text of 10 bytes"), (b"\xff\xd8\xff\xe0", "a JPEG")],
 )
 def test_a_bad_file_is_an_error_with_its_path(root: Path, content: bytes, found: str) -> None:
     (root / "cat" / "bad.jpg").write_bytes(content)
+    dataset = ImageFolder(root)
     with pytest.raises(ImageError, match=f"cat/bad.jpg: .*{found}"):
-        ImageFolder(root)[0]
+        dataset[0]
+    with pytest.raises(ImageError, match=f"cat/bad.jpg: .*{found}"):
+        dataset.decode(0, dataset.load_encoded(0))
 
 
 def test_a_file_that_vanished_is_an_error_with_its_path(root: Path) -> None:
     dataset = ImageFolder(root)
     (root / "cat" / "z.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"cat/z\.png"):
-        dataset[0]
+    for load in (dataset.__getitem__, dataset.load_encoded):
+        with pytest.raises(FileNotFoundError, match=r"cat/z\.png"):
+            load(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import IterableDataset
 
@@ -110,9 +111,70 @@ def test_samples_come_at_once_and_unseeded_only_where_all_sources_say_so() -> No
     both = mix([Source("a", Batched()), Source("b", Batched())])
     one = mix([Source("a", Batched()), Source("b", Letters())])
     assert (both.uses_only_given_rng, both.cacheable) == (True, True)
-    assert (one.uses_only_given_rng, one.cacheable) == (False, False)
+    assert (one.uses_only_given_rng, one.cacheable) == (False, None)
     is_batched = [Fetcher(m, [], Keys("d"), "", lambda _row: None).is_batched for m in (both, one)]
     assert is_batched == [True, False]
+
+
+class Encoded(Batched):
+    """Has its samples in an encoded form, tells of its files, and keeps the hints it is given."""
+
+    def __init__(self, letter: str = "a", length: int = 3) -> None:
+        super().__init__(letter, length)
+        self.hints: list[list[int]] = []
+
+    def load_encoded(self, index: int) -> str:
+        return f"encoded {self[index]}"
+
+    def decode(self, index: int, encoded: str) -> str:
+        assert encoded == f"encoded {self[index]}"
+        return self[index]
+
+    def fingerprint(self) -> str:
+        return self.letter
+
+    def will_need(self, indices: Any) -> None:
+        self.hints.append(indices.tolist())
+
+
+class Random(Letters):
+    """Says that it may not be kept."""
+
+    cacheable = False
+
+
+def test_a_source_that_may_not_be_kept_speaks_for_the_mixture() -> None:
+    assert mix([Source("a", Batched()), Source("b", Random())]).cacheable is False
+
+
+def test_what_all_sources_can_the_mixture_can() -> None:
+    first, second = Encoded("a", 3), Encoded("b", 4)
+    mixed: Any = mix([Source("first", first), Source("second", second)])
+    assert [mixed.load_encoded(index) for index in (2, 3)] == ["encoded a2", "encoded b0"]
+    assert [mixed.decode(index, mixed.load_encoded(index)) for index in (0, 6)] == ["a0", "b3"]
+    mixed.will_need(np.array([0, 2, 3, 6]))
+    mixed.will_need(np.array([4]))
+    assert (first.hints, second.hints) == ([[0, 2]], [[0, 3], [1]])
+    with pytest.raises(IndexError, match="index 7 of 7"):
+        mixed.load_encoded(7)
+
+
+def test_its_fingerprint_tells_its_sources_their_order_and_their_lengths() -> None:
+    def told(*sources: Encoded) -> str:
+        mixed: Any = mix([Source("s", source) for source in sources])
+        return str(mixed.fingerprint())
+
+    a, b = Encoded("a"), Encoded("b")
+    assert told(a, b) == told(a, b)
+    assert len({told(a, b), told(b, a), told(a), told(Encoded("a", 4), b)}) == 4
+
+
+def test_what_one_source_cannot_the_mixture_does_not_offer() -> None:
+    mixed = mix([Source("a", Encoded()), Source("b", Letters())])
+    offered = [hasattr(mixed, name) for name in ("fingerprint", "load_encoded", "decode")]
+    assert offered == [False, False, False]
+    hinting: Any = mixed
+    hinting.will_need(np.array([1, 4]))  # for the source that takes it
 
 
 def test_a_source_that_gives_too_few_samples_is_named() -> None:

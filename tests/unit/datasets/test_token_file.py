@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,25 @@ def test_it_travels_as_its_arguments(path: Path) -> None:
     assert len(data) < 1000
     again = pickle.loads(data)
     assert (len(again), again.window, again.stride) == (46, 8, 2)
+
+
+def test_its_fingerprint_changes_with_the_file(path: Path, tmp_path: Path) -> None:
+    first = TokenFile(path, window=8)
+    assert TokenFile(path, window=4).fingerprint() == first.fingerprint()
+    np.arange(100, dtype="<u2").tofile(tmp_path / "other")
+    assert TokenFile(tmp_path / "other", window=8).fingerprint() != first.fingerprint()
+    os.utime(path, ns=(1, 1))
+    assert TokenFile(path, window=8).fingerprint() != first.fingerprint()
+
+
+def test_no_cache_is_asked_for_what_the_page_cache_holds(path: Path) -> None:
+    assert not hasattr(TokenFile(path, window=8), "cacheable")
+
+
+def test_a_hint_of_what_is_coming_never_raises(path: Path) -> None:
+    dataset = TokenFile(path, window=8)
+    for indices in (np.arange(-5, 99), np.empty(0, np.int64), np.array([11])):
+        dataset.will_need(indices)
 
 
 @pytest.mark.parametrize(

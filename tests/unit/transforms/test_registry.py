@@ -31,6 +31,21 @@ def test_every_built_in_is_found_by_name() -> None:
         assert kind.__name__ in transforms.__all__
 
 
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("shape", [(9, 12, 3), (9, 12), (6, 6, 3)])
+def test_no_built_in_writes_to_what_it_is_given(name: str, shape: tuple[int, ...]) -> None:
+    args: dict[str, dict[str, object]] = {"normalize": {"mean": 0.5, "std": 0.5}, "to_chw": {}}
+    own = args.get(name, {"p": 1.0} if name == "horizontal_flip" else {"size": 6})
+    assert BUILT_IN[name].keeps_input
+    for dtype in (np.uint8, np.float32):
+        image = np.random.default_rng(0).integers(0, 256, shape).astype(dtype)
+        before = image.copy()
+        result = BUILT_IN[name](**own)(image, rng())
+        np.testing.assert_array_equal(image, before)
+        image.flags.writeable = False  # as it lies in the cache
+        np.testing.assert_array_equal(BUILT_IN[name](**own)(image, rng()), result)
+
+
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(
         LookupError, match="no built-in transform 'centre_crop'; did you mean 'cent"
