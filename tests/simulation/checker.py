@@ -201,6 +201,7 @@ class Checker:
         """After each step."""
         self._views_are_unchanged()
         self._hands_are_bounded()
+        self._world.fleet.depot.everything()
         books = self._world.books()
         for stream in self._world.streams():
             self._slots_are_accounted_for(stream, books)

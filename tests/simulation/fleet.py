@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+from tests.simulation.depot import Depot
+from tests.simulation.scenario import DatasetScript
 from tests.simulation.truth import Reading, Row
 
 from loaderd_protocol.errors import ErrorCode, Failure
-from loaderd_server.core.actions import Assign, KillWorker, MakeArena, StartWorker, StopWorker
+from loaderd_server.core.actions import (
+    Assign,
+    Keep,
+    KillWorker,
+    MakeArena,
+    StartWorker,
+    StopWorker,
+)
 from loaderd_server.core.events import (
     ArenaReady,
     ArenaRefused,
@@ -27,11 +37,16 @@ from loaderd_server.core.tasks import (
     BatchDone,
     BatchTask,
     BatchTooLarge,
+    CheckDone,
+    CheckTask,
+    FillDone,
+    FillTask,
     IterateTask,
     IteratorOver,
     MeasureDone,
     MeasureIterateTask,
     MeasureTask,
+    Offers,
     OrderTask,
     ProbeDone,
     ProbeTask,
@@ -74,6 +89,9 @@ class FakeWorker:
     is_late: bool = False
     #: Counts tasks begun, so that news of an earlier one is known as old.
     begun: int = 0
+    #: Tasks whose samples it holds ready, and what it is to write when it is done with its hands.
+    ready: dict[int, tuple[BatchTask | FillTask, Offers]] = field(default_factory=dict)
+    keeps: deque[Keep] = field(default_factory=deque)
 
 
 class Fleet:
@@ -83,6 +101,7 @@ class Fleet:
         self._world = world
         self._draws = world.draws
         self.workers: dict[int, FakeWorker] = {}
+        self.depot = Depot(world, self)
         #: (arena, offset) -> what lies there.
         self.memory: dict[tuple[int, int], Contents] = {}
         self._used_bytes = 0
@@ -94,7 +113,8 @@ class Fleet:
         self._losses = {d.name: 0 for d in world.scenario.datasets}
         self._accidents: Counter[BatchAddress] = Counter()
 
-    def _tell_core(self, event: Event) -> None:
+    def tell_core(self, event: Event) -> None:
+        """Unless its daemon was killed."""
         if not self.is_dead:
             self._world.tell_core(event)
 
@@ -109,8 +129,17 @@ class Fleet:
 
     def _built(self, dataset: str, length: int) -> None:
         self._is_there[dataset] = True
-        is_iterable = self._world.truth.datasets[dataset].is_iterable
-        self._tell_core(DatasetReady(dataset, length, is_iterable))
+        script = self._world.truth.datasets[dataset]
+        reads_ahead = self._draws.random() < 0.3
+        self.tell_core(
+            DatasetReady(
+                dataset,
+                length,
+                script.is_iterable,
+                cacheable=script.cacheable,
+                reads_ahead=reads_ahead,
+            )
+        )
 
     def _lose(self, dataset: str) -> None:
         """A zygote dies, unless that could be taken for a sample's doing."""
@@ -120,13 +149,12 @@ class Fleet:
         self._is_there[dataset] = False
         self._losses[dataset] += 1
         for worker in mine:
-            worker.is_gone = True
-            del self.workers[worker.number]
-        self._tell_core(DatasetLost(dataset, "was killed by signal 9 (SIGKILL)"))
+            self._gone(worker)
+        self.tell_core(DatasetLost(dataset, "was killed by signal 9 (SIGKILL)"))
         script = self._world.truth.datasets[dataset]
         after_s = self._draws.uniform(0.01, 0.5)
         if script.is_lost_for_good and self._losses[dataset] == script.losses:
-            self._world.later(after_s, self._tell_core, DatasetFailed(dataset, _NO_DATASET))
+            self._world.later(after_s, self.tell_core, DatasetFailed(dataset, _NO_DATASET))
         else:
             self._world.later(after_s, self._built, dataset, script.length)
 
@@ -161,7 +189,7 @@ class Fleet:
         if not worker.is_gone:
             worker.is_started = True
             self._born[worker.dataset] += 1
-            self._tell_core(WorkerStarted(worker.number, 1000 + worker.number))
+            self.tell_core(WorkerStarted(worker.number, 1000 + worker.number))
 
     def stop(self, action: StopWorker) -> None:
         """Ends a worker that has nothing in hand."""
@@ -182,11 +210,30 @@ class Fleet:
     def _end(self, worker: FakeWorker, row: int | None) -> None:
         if worker.is_gone:
             return
+        self._gone(worker)
+        self.tell_core(WorkerEnded(worker.number, "was killed by signal 9 (SIGKILL)", row))
+
+    def _gone(self, worker: FakeWorker) -> None:
         worker.is_gone = True
         del self.workers[worker.number]
-        self._tell_core(WorkerEnded(worker.number, "was killed by signal 9 (SIGKILL)", row))
+        self.depot.last_gasp(worker)
 
     # --- tasks ------------------------------------------------------------------------------
+
+    def keep(self, action: Keep) -> None:
+        """Has a worker write what it holds ready, when its hands are empty or between two tasks."""
+        worker = self.workers.get(action.worker)
+        if worker is not None:
+            worker.keeps.append(action)
+            self._world.later(self._draws.uniform(0, 0.02), self._write, worker)
+
+    def _write(self, worker: FakeWorker) -> None:
+        if worker.is_gone or not worker.keeps:
+            return
+        if worker.hands and self._draws.random() < 0.7:
+            self._world.later(self._draws.uniform(0, 0.02), self._write, worker)
+        else:
+            self.depot.keep(worker, worker.keeps.popleft())
 
     def assign(self, action: Assign) -> None:
         """Puts a task into a worker's hands."""
@@ -204,6 +251,8 @@ class Fleet:
         if isinstance(task, BatchTask | IterateTask):
             # A worker that is at work has the slot's bytes in disorder.
             self.memory[task.place.arena, task.place.offset] = Contents(None, ())
+        if isinstance(task, BatchTask):
+            self.depot.look(task)
         worker.result, worker.row, hangs = self._come_to(worker, task)
         took_s = self._draws.choice((0.0, 0.002, 0.02, 0.1))
         if worker.result is not None and self._is_late(task):
@@ -234,10 +283,30 @@ class Fleet:
                 else self._rows(task, leave_out={f.row for f in result.skipped})
             )
             self.memory[task.place.arena, task.place.offset] = Contents(task.address, rows)
+        if isinstance(result, BatchDone) and isinstance(task, BatchTask):
+            result = self._with_cache(worker, task, result)
+        elif isinstance(result, FillDone) and isinstance(task, FillTask):
+            worker.ready[task.task] = (task, result.offers)
         if worker.hands:
             self._begin(worker)
         growth = self._draws.choice((0, 0, 0, 2000))
-        self._tell_core(WorkerAnswered(worker.number, result, growth))
+        self.tell_core(WorkerAnswered(worker.number, result, growth))
+
+    def _with_cache(self, worker: FakeWorker, task: BatchTask, done: BatchDone) -> BatchDone:
+        """What the worker says of the cache: what it read, what it could not, what it offers."""
+        hits = self.depot.look(task)
+        if task.cached is None:
+            return done
+        unread: tuple[int, ...] = ()
+        if hits and self._draws.random() < 0.02:
+            unread = (int(np.flatnonzero(task.cached.memory >= 0)[0]),)
+        skipped = {failure.row for failure in done.skipped}
+        wished = [row for row in task.cached.offer.tolist() if row not in skipped]
+        if not wished:
+            return replace(done, hits=hits - len(unread), unread=unread)
+        offers = self.depot.offers(task, wished)
+        worker.ready[task.task] = (task, offers)
+        return replace(done, hits=hits - len(unread), unread=unread, offers=offers)
 
     def _die(self, worker: FakeWorker, begun: int) -> None:
         if not worker.is_gone and worker.begun == begun:
@@ -258,10 +327,10 @@ class Fleet:
             dies = self._has_accident(task)
             return (None if dies else self._iterate(task)), None, False
         if isinstance(task, OrderTask):
-            done = self._world.truth.order_done(task.task, task.stream, task.seed, task.epoch)
-            return done, None, False
+            return self._world.truth.order_done(task), None, False
         script = self._world.truth.datasets[worker.dataset]
-        assert isinstance(task, BatchTask | MeasureTask | ProbeTask), "no caches here"
+        if isinstance(task, CheckTask | FillTask):
+            return self._load(task, script)
         policy = self._world.truth.streams[task.address.stream].on_error.policy
         if self._has_accident(task):
             return None, self._draws.choice((None, 0)), False
@@ -274,6 +343,22 @@ class Fleet:
                 if policy is ErrorPolicy.RAISE and isinstance(task, BatchTask):
                     break
         return self._answer(task, policy, failures), None, False
+
+    def _load(
+        self, task: CheckTask | FillTask, script: DatasetScript
+    ) -> tuple[Result | None, int | None, bool]:
+        """Samples for the cache alone: those that raise are passed over."""
+        good = []
+        for row, index in enumerate(task.indices.tolist()):
+            if index in script.deadly or index in script.hanging:
+                return None, row, index in script.hanging
+            if index not in script.bad:
+                good.append(row)
+        if isinstance(task, FillTask):
+            return FillDone(task.task, self.depot.offers(task, good), 0.01), None, False
+        fault = "index 0 differs from itself" if script.is_random else ""
+        largest = max((script.size_of(int(task.indices[row])) for row in good), default=0)
+        return CheckDone(task.task, fault, largest, 0.001), None, False
 
     def _answer(
         self,
@@ -360,7 +445,7 @@ class Fleet:
         over = self._used_bytes + size_bytes > self._world.scenario.budget_bytes
         if over or self._draws.random() < self._world.scenario.refusal_share:
             refusal = ArenaRefused(action.arena, f"needs {size_bytes} bytes; raise memory")
-            self._world.later(0.01, self._tell_core, refusal)
+            self._world.later(0.01, self.tell_core, refusal)
             return
         self._used_bytes += size_bytes
         self._world.later(self._draws.uniform(0, 0.1), self._arena_ready, action)
@@ -369,7 +454,7 @@ class Fleet:
         if self.is_dead:
             return
         self._world.check.arena_made(action)
-        self._tell_core(ArenaReady(action.arena))
+        self.tell_core(ArenaReady(action.arena))
 
 
 def _row_failure(row: int, index: int) -> RowFailure:

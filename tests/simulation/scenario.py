@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loaderd_protocol.messages import Dealt
 from loaderd_server.core.settings import (
+    CacheSettings,
     CoreSettings,
     ErrorPolicy,
     Lag,
     Mode,
     OnError,
+    Policy,
     Sharing,
     StreamSettings,
     WorkerSettings,
@@ -44,6 +46,17 @@ class DatasetScript:
     born_before: int
     #: Samples come by iteration; none of them is ill.
     is_iterable: bool
+    #: What it says of being cached, and whether a sample is another each time.
+    cacheable: bool | None = True
+    is_random: bool = False
+    #: Bytes of a record at least and at most, and whether a sample's own changes now and then.
+    record_bytes: tuple[int, int] = (64, 64)
+    sizes_change: bool = False
+
+    def size_of(self, sample: int) -> int:
+        """Bytes of a sample's record."""
+        least, most = self.record_bytes
+        return least + random.Random(sample).randrange(most - least + 1)
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,7 @@ def scenario_of(seed: int) -> Scenario:
         streams,
         slots_bytes,
     )
+    settings, datasets = _with_caches(random.Random(f"caches {seed}"), settings, datasets)
     return Scenario(
         seed,
         settings,
@@ -194,6 +208,37 @@ def _stream(
         _sharing(draws),
         draws.choice((1, 1, 2, 3)),
     )
+
+
+def _with_caches(
+    draws: random.Random, settings: CoreSettings, datasets: tuple[DatasetScript, ...]
+) -> tuple[CoreSettings, tuple[DatasetScript, ...]]:
+    """Caches for some of the datasets, with memory of their own. The rest of a scenario stays."""
+    caches, scripts = [], []
+    for script in datasets:
+        least = draws.choice((64, 2000, 20_000))
+        script = replace(
+            script,
+            cacheable=draws.choice((True, True, True, None, False)),
+            is_random=draws.random() < 0.05,
+            record_bytes=(least, least * draws.choice((1, 1, 2, 40))),
+            sizes_change=draws.random() < 0.2,
+        )
+        scripts.append(script)
+        if draws.random() < 0.7:
+            caches.append(_cache(draws, script))
+    memory = settings.memory_bytes + sum(cache.most_bytes for cache in caches)
+    changed = replace(settings, memory_bytes=memory, caches=tuple(caches))
+    return changed, tuple(scripts)
+
+
+def _cache(draws: random.Random, script: DatasetScript) -> CacheSettings:
+    """From nearly nothing to more than all of it."""
+    share = draws.choice((0.05, 0.2, 0.5, 2.0))
+    most = max(1, int(share * script.length * sum(script.record_bytes) / 2))
+    least = draws.choice((0, 0, most // 2, most))
+    demanded, warms = draws.random() < 0.2, draws.random() < 0.3
+    return CacheSettings(script.name, draws.choice(tuple(Policy)), least, most, demanded, warms)
 
 
 def _sharing(draws: random.Random) -> Sharing:

@@ -7,12 +7,13 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from tests.simulation.scenario import BATCH_BYTES, DatasetScript, Scenario
 
 from loaderd_protocol.errors import ErrorCode
 from loaderd_protocol.messages import Dealt
 from loaderd_server.core.settings import ErrorPolicy, Mode, StreamSettings
-from loaderd_server.core.tasks import BatchAddress, OrderDone
+from loaderd_server.core.tasks import BatchAddress, OrderDone, OrderTask
 
 Row = tuple[int, int]  # dataset index, occurrence
 
@@ -86,16 +87,20 @@ class Truth:
                 cuts.append(min(length, cuts[-1] + draws.randint(0, 5)))
         return _with_occurrences(indices), cuts
 
-    def order_done(self, task: int, stream: str, seed: int, epoch: int) -> OrderDone:
+    def order_done(self, task: OrderTask) -> OrderDone:
         """As a worker answers."""
-        rows, cuts = self.order(stream, seed, epoch)
+        rows, cuts = self.order(task.stream, task.seed, task.epoch)
         array = np.array(rows, dtype=np.int64).reshape(len(rows), 2)
         occurrences = array[:, 1].copy() if array[:, 1].any() else None
+        inverse = None
+        if task.inverts:
+            inverse = _inverse(array[:, 0], self.dataset(task.stream).length, occurrences is None)
         return OrderDone(
-            task,
+            task.task,
             array[:, 0].copy(),
             occurrences,
             None if cuts is None else np.array(cuts, dtype=np.int64),
+            inverse,
         )
 
     def batches(self, reading: Reading) -> list[list[int]]:
@@ -208,6 +213,16 @@ class Truth:
             return Expected(None, (), frozenset(), frozenset({*codes, ErrorCode.TOO_MANY_FAILURES}))
         rows = tuple(_first_good(order, p, ill) for p in positions)
         return Expected(rows, failed, frozenset(), frozenset(codes))
+
+
+def _inverse(
+    indices: npt.NDArray[np.int64], length: int, once: bool
+) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
+    if not once:
+        return np.sort(indices << 32 | np.arange(len(indices)))
+    inverse = np.full(length, -1, np.int32)
+    inverse[indices] = np.arange(len(indices), dtype=np.int32)
+    return inverse
 
 
 def _with_occurrences(indices: list[int]) -> list[Row]:

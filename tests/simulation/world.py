@@ -19,8 +19,13 @@ from loaderd_protocol.messages import Release
 from loaderd_server.core.actions import (
     Action,
     Assign,
+    CommitCache,
+    DropCache,
+    Keep,
     KillWorker,
     MakeArena,
+    MakeCache,
+    PunchCache,
     StartWorker,
     StopWorker,
     Tell,
@@ -181,9 +186,25 @@ class World:
                 self.fleet.kill(action)
             elif isinstance(action, MakeArena):
                 self.fleet.make_arena(action)
+            elif isinstance(action, Keep):
+                self.fleet.keep(action)
+            elif isinstance(action, MakeCache | CommitCache | PunchCache | DropCache):
+                self._store(action)
             elif isinstance(action, WakeAt):
                 self._wake += 1
                 self.at(max(action.at, self.now), self._fire, self._wake)
+
+    def _store(self, action: MakeCache | CommitCache | PunchCache | DropCache) -> None:
+        depot = self.fleet.depot
+        match action:
+            case MakeCache():
+                depot.make(action)
+            case CommitCache():
+                depot.commit(action)
+            case PunchCache():
+                depot.punch(action)
+            case DropCache():
+                depot.drop(action)
 
     def _fire(self, number: int) -> None:
         if number == self._wake:
@@ -209,11 +230,12 @@ class World:
                     lent[cursor.sequence.stream.name] += 1
                     if slot is not None:
                         loans[slot.number] += 1
-        filling = [job.slot.number for job in self._jobs() if job.slot is not None]
+        filling = [job.slot.number for job in self.jobs() if job.slot is not None]
         self.check.that(len(filling) == len(set(filling)), f"two jobs for one slot: {filling}")
         return Books(loans, lent, set(filling))
 
-    def _jobs(self) -> Iterator[BatchJob]:
+    def jobs(self) -> Iterator[BatchJob]:
+        """Batches that wait for a worker, and those in workers' hands."""
         for team in self.core._dispatcher.teams.values():
             for _, _, job in team._queue:
                 if isinstance(job, BatchJob):
