@@ -1,8 +1,9 @@
 """Frozen dataclasses as msgpack arrays, checked field by field on the way in.
 
 A record is ``[field, field, ...]`` in the order of its definition. Fields may be int (64 bits), float,
-bool, str, bytes, an IntEnum, another record, or a tuple of one of these. Fields that the sender did not
-know yet take their default; fields that this side does not know yet are ignored.
+bool, str, bytes, an IntEnum, a numpy array of one axis (as its bytes), another record, a tuple of one of
+these, or one of these or None. Fields that the sender did not know yet take their default; fields that this
+side does not know yet are ignored.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, TypeVar
 
+import numpy as np
+
 from loaderd_protocol.errors import ProtocolError
 
 R = TypeVar("R")
 Reader = Callable[[object], Any]
+#: What msgpack takes as it is, and most fields are.
+_PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
 
 
 def to_array(record: object) -> list[object]:
@@ -46,10 +51,14 @@ def from_array(record_type: type[R], array: object) -> R:
 
 
 def _plain(value: object) -> object:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if dataclasses.is_dataclass(value):
         return to_array(value)
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
     return value
 
 
@@ -71,10 +80,15 @@ def _readers(record_type: Hashable) -> tuple[list[tuple[str, Reader]], int]:
 
 
 def _reader(hint: Any) -> Reader:
-    if typing.get_origin(hint) is tuple:
+    kind = typing.get_origin(hint)
+    if kind is tuple:
         return _tuple_reader(_reader(typing.get_args(hint)[0]))
-    if typing.get_origin(hint) is types.UnionType:
-        return _optional_reader(_reader(typing.get_args(hint)[0]))
+    if kind is types.UnionType:
+        (known,) = (arg for arg in typing.get_args(hint) if arg is not types.NoneType)
+        return _optional_reader(_reader(known))
+    if kind is np.ndarray:
+        (scalar,) = typing.get_args(typing.get_args(hint)[1])
+        return lambda value: np.frombuffer(_exact(bytes, value), scalar)
     if dataclasses.is_dataclass(hint):
         return lambda value: from_array(typing.cast(type, hint), value)
     if issubclass(hint, IntEnum):

@@ -17,11 +17,17 @@ from loaderd_server.core.tasks import (
     BatchDone,
     BatchTask,
     BatchTooLarge,
+    Cached,
+    CheckDone,
+    CheckTask,
+    FillDone,
+    FillTask,
     IterateTask,
     IteratorOver,
     MeasureDone,
     MeasureIterateTask,
     MeasureTask,
+    Offers,
     OrderTask,
     Place,
     ProbeDone,
@@ -55,12 +61,18 @@ FAILURE = RowFailure(1, Failure(ErrorCode.SAMPLE, 5, "m:E", "bad \ud800", "tb", 
 
 TASKS = [
     OrderTask(1, "d", "train", 2**63, 5),
+    OrderTask(1, "d", "train", 0, 5, inverts=True),
     MeasureTask(2, "d", ADDRESS, ROWS, None),
     BatchTask(3, "d", ADDRESS, ROWS, ROWS, Place(0, 4096, 8192)),
     BatchTask(3, "d", ADDRESS, ROWS[:0], None, Place(0, 4096, 8192)),
     ProbeTask(4, "d", ADDRESS, ROWS, ROWS),
     IterateTask(5, "d", ADDRESS, 1, 3, 2**40, 64, True, Place(0, 4096, 8192), b"\x00s", 7),
     MeasureIterateTask(6, "d", ADDRESS, 0, 3, 64, False),
+    BatchTask(7, "d", ADDRESS, ROWS, None, Place(0, 0, 1), Cached(ROWS, None, ROWS[:0]), ROWS),
+    BatchTask(7, "d", ADDRESS, ROWS, None, Place(0, 0, 1), Cached(ROWS[::-1], ROWS, ROWS[:2])),
+    CheckTask(8, "d", ROWS),
+    FillTask(9, "d", ROWS),
+    FillTask(9, "d", ROWS, ROWS[:1]),
 ]
 RESULTS = [
     MeasureDone(1, 5),
@@ -70,6 +82,9 @@ RESULTS = [
     IteratorOver(4, 3),
     ProbeDone(4),
     TaskFailed(5, (FAILURE, FAILURE)),
+    BatchDone(6, 3, 1, b"", 0, 0, hits=2, disk_hits=1, unread=(0, 2), offers=Offers(ROWS, ROWS)),
+    CheckDone(7, "index 3 differs", 64, 0.5),
+    FillDone(8, Offers(ROWS[:0], ROWS[:0]), 0.25),
 ]
 
 
