@@ -102,6 +102,13 @@ def resized(image: Image, height: int, width: int, interpolation: int) -> Image:
     return output.reshape(height, width, *image.shape[2:])
 
 
+def with_short_side(height: int, width: int, short: int) -> tuple[int, int]:
+    """(height, width) with this short side and the same ratio: the long one is rounded down, as torchvision does."""
+    if height <= width:
+        return short, max(1, int(short * width / height))
+    return max(1, int(short * height / width)), short
+
+
 def interpolation_of(name: str) -> int:
     """cv2's number for an interpolation.
 
