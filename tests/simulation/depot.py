@@ -179,24 +179,24 @@ class Depot:
         that(offer is not None, action, "of what nobody offered")
         assert offer is not None
         task, offers = offer
-        that((offers.rows == action.rows).all(), action, "differs from what was offered:", offers)
+        same = np.array_equal(offers.rows, action.rows)
+        that(same, action, "differs from what was offered:", offers)
         failed = []
-        for lying in self._promised(task, offers, action):
+        for row, lying in self._promised(task, offers, action):
             if self._draws.random() < 0.05:
-                failed.append(int(np.flatnonzero(task.indices[action.rows] == lying.sample)[0]))
-                continue
-            self._write(worker, lying)
-        rows = tuple(int(action.rows[place]) for place in failed)
-        self._fleet.tell_core(WorkerKept(worker.number, action.task, rows))
+                failed.append(row)
+            else:
+                self._write(worker, lying)
+        self._fleet.tell_core(WorkerKept(worker.number, action.task, tuple(failed)))
 
     def _promised(
         self, task: BatchTask | FillTask, offers: Offers, action: Keep
-    ) -> Iterator[Lying]:
+    ) -> Iterator[tuple[int, Lying]]:
         for row, offset, size in zip(
             offers.rows.tolist(), action.memory.tolist(), offers.sizes.tolist(), strict=True
         ):
             if offset != NOWHERE:
-                yield Lying(int(task.indices[row]), offset, size)
+                yield row, Lying(int(task.indices[row]), offset, size)
 
     def _write(self, worker: FakeWorker, lying: Lying) -> None:
         shelf = self.shelves.get(worker.dataset)
@@ -213,7 +213,7 @@ class Depot:
             offer = worker.ready.get(action.task)
             if offer is None:
                 continue
-            for lying in self._promised(*offer, action):
+            for _, lying in self._promised(*offer, action):
                 half = Lying(-1, lying.offset, lying.size_bytes)
                 self._world.later(self._draws.uniform(0, _LAST_GASP_S), self._gasp, worker, half)
 

@@ -300,13 +300,14 @@ class Fleet:
         unread: tuple[int, ...] = ()
         if hits and self._draws.random() < 0.02:
             unread = (int(np.flatnonzero(task.cached.memory >= 0)[0]),)
+        done = replace(done, hits=hits - len(unread), unread=unread)
         skipped = {failure.row for failure in done.skipped}
         wished = [row for row in task.cached.offer.tolist() if row not in skipped]
         if not wished:
-            return replace(done, hits=hits - len(unread), unread=unread)
+            return done
         offers = self.depot.offers(task, wished)
         worker.ready[task.task] = (task, offers)
-        return replace(done, hits=hits - len(unread), unread=unread, offers=offers)
+        return replace(done, offers=offers)
 
     def _die(self, worker: FakeWorker, begun: int) -> None:
         if not worker.is_gone and worker.begun == begun:

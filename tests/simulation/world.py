@@ -188,23 +188,17 @@ class World:
                 self.fleet.make_arena(action)
             elif isinstance(action, Keep):
                 self.fleet.keep(action)
-            elif isinstance(action, MakeCache | CommitCache | PunchCache | DropCache):
-                self._store(action)
+            elif isinstance(action, MakeCache):
+                self.fleet.depot.make(action)
+            elif isinstance(action, CommitCache):
+                self.fleet.depot.commit(action)
+            elif isinstance(action, PunchCache):
+                self.fleet.depot.punch(action)
+            elif isinstance(action, DropCache):
+                self.fleet.depot.drop(action)
             elif isinstance(action, WakeAt):
                 self._wake += 1
                 self.at(max(action.at, self.now), self._fire, self._wake)
-
-    def _store(self, action: MakeCache | CommitCache | PunchCache | DropCache) -> None:
-        depot = self.fleet.depot
-        match action:
-            case MakeCache():
-                depot.make(action)
-            case CommitCache():
-                depot.commit(action)
-            case PunchCache():
-                depot.punch(action)
-            case DropCache():
-                depot.drop(action)
 
     def _fire(self, number: int) -> None:
         if number == self._wake:
