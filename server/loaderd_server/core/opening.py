@@ -232,12 +232,27 @@ class Opening:
         if stream.phase is not Phase.ALLOCATING:
             return
         stream.phase = Phase.OPEN
-        sharing = stream.settings.sharing
-        if sharing.lag is Lag.WAIT or stream.is_iterable:
-            size = sharing.window or max(1, stream.pool.base_count // 2)
-            stream.window = Window(size, sharing.patience_s)
+        if stream.settings.sharing.lag is Lag.WAIT or stream.is_iterable:
+            stream.window = Window(self._window_size(stream), stream.settings.sharing.patience_s)
         self._turn.do(StreamOpened(stream.name, stream.slot_bytes, stream.pool.base_count))
         self.opened(stream)
+
+    def _window_size(self, stream: Stream) -> int:
+        """What the user set; of an iterable dataset no more than half of the slots can keep.
+
+        Its batches cannot be made again, so their slots are not taken for others: with a larger window
+        all could be kept for one that does not come, and nobody's patience with it would begin.
+        """
+        wished, half = stream.settings.sharing.window, max(1, stream.pool.base_count // 2)
+        if wished is None or not stream.is_iterable or wished <= half:
+            return wished or half
+        self._turn.log(
+            Severity.WARNING,
+            f"stream {stream.name!r}: window is {half} instead of {wished}, half of its "
+            f"{stream.pool.base_count} slots, as batches of an iterable dataset are kept in slots for "
+            f"the last trainer; raise streams.{stream.name}.slots to {2 * wished}, or memory",
+        )
+        return half
 
     def arena_refused(self, request: ArenaRequest, text: str) -> None:
         """Fewer slots are tried, down to the least that can work; a number the user set is kept."""

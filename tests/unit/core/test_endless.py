@@ -25,8 +25,10 @@ from loaderd_server.core.settings import ErrorPolicy, Mode, Sharing
 from loaderd_server.core.tasks import IterateTask
 
 
-def _bench(shards: int = 1, units: int = 6, slots: int = 9, workers: int = 1) -> Bench:
-    sharing = Sharing(window=3, patience_s=5.0)
+def _bench(
+    shards: int = 1, units: int = 6, slots: int = 9, workers: int = 1, window: int = 3
+) -> Bench:
+    sharing = Sharing(window=window, patience_s=5.0)
     bench = Bench(
         settings_of(shards=shards, slots=slots, workers=workers, sharing=sharing), opens=False
     )
@@ -44,6 +46,11 @@ def _read_on(bench: Bench, lease: int) -> None:
     while told := bench.messages(lease, Announce)[bench.released[lease] :]:
         for announce in told:
             bench.release(lease, announce)
+
+
+def _read_on_to(bench: Bench, lease: int, batches: int) -> None:
+    for _ in range(batches):
+        bench.release(lease, bench.messages(lease, Announce)[bench.released[lease]])
 
 
 def _tasks(bench: Bench) -> list[IterateTask]:
@@ -114,19 +121,33 @@ def test_a_trainer_that_leaves_the_window_is_refused_what_is_gone() -> None:
     _read_on(bench, 2)
     assert _batches(bench, 2)[-1] == 4  # the last is at 2
     bench.pass_time(6)
-    for _ in range(20):
-        bench.release(2, bench.messages(2, Announce)[bench.released[2]])
+    _read_on_to(bench, 2, 20)
     bench.release(1, bench.messages(1, Announce)[0])
     (refused,) = bench.messages(1, Refused)
     assert "batch 2 of epoch 0 of stream 's0' cannot be had any more" in refused.text
     assert "start='live'" in refused.text
 
 
+def test_a_window_that_the_slots_cannot_keep_is_smaller_and_patience_ends() -> None:
+    bench = _bench(units=100, slots=6, window=8)
+    assert any(
+        "stream 's0': window is 3 instead of 8, half of its 6 slots" in line
+        and "raise streams.s0.slots to 16" in line
+        for line in bench.logged()
+    )
+    bench.trainer(1, prefetch=0)
+    bench.trainer(2, prefetch=0)
+    _read_on(bench, 2)
+    held_up_at = _batches(bench, 2)[-1]
+    bench.pass_time(6)
+    _read_on_to(bench, 2, 20)
+    assert held_up_at < 6 < _batches(bench, 2)[-1]
+
+
 def test_joining_at_what_is_gone_is_refused_while_others_read_and_live_is_not() -> None:
     bench = _bench(units=100)
     bench.trainer(1, prefetch=0)
-    for _ in range(30):
-        bench.release(1, bench.messages(1, Announce)[bench.released[1]])
+    _read_on_to(bench, 1, 30)
     bench.trainer(2, prefetch=0)
     assert bench.messages(2, Refused)
     bench.trainer(3, prefetch=0, start=None)
@@ -137,8 +158,7 @@ def test_joining_at_what_is_gone_is_refused_while_others_read_and_live_is_not() 
 def test_where_nobody_reads_an_epoch_begins_anew_from_the_states_given() -> None:
     bench = _bench(units=100)
     bench.trainer(1, prefetch=0)
-    for _ in range(30):
-        bench.release(1, bench.messages(1, Announce)[bench.released[1]])
+    _read_on_to(bench, 1, 30)
     bench.leave(1)
     bench.trainer(2, prefetch=0, start=None)
     bench.say(2, Start(0, 1, 0, 7, states=(ShardState(0, 7, b"0 7"), ShardState(9, 1, b"no"))))
