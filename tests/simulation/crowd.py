@@ -122,6 +122,7 @@ class FakeTrainer:
         self._mail.clear()
         self._last_said = {True: 0.0, False: 0.0}
         self._iteration = 0
+        self._is_working = False
         self.waits_since = None
         self._world.later(self._draws.uniform(0, 1), self._attach_again, lease)
 
@@ -325,7 +326,7 @@ class FakeTrainer:
             self.waits_since = None
             self._is_working = True
             self._take(self._inbox.popleft())
-            self._world.later(self.script.pace_s, self._worked)
+            self._world.later(self.script.pace_s, self._worked, self.lease)
         elif self._is_at_end():
             self._next_epoch()
         elif self.waits_since is None:
@@ -350,7 +351,9 @@ class FakeTrainer:
         else:
             self._kept.append(view)
 
-    def _worked(self) -> None:
+    def _worked(self, lease: int) -> None:
+        if lease != self.lease:
+            return  # its daemon was killed meanwhile: it begins anew where it was
         self._is_working = False
         if self.is_gone or self.is_stopped or self.has_left or not self.is_attached:
             return
